@@ -1,0 +1,125 @@
+"""One turn of talk: what the API and the page both ask, and what both get back. Knows no HTTP and no widget."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from engine.types import ModelInfo, SamplingParams, TokenEvent
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message as a chat template sees it. `content` is text, with the parts of a list already joined."""
+
+    role: Role
+    content: str
+    name: str | None = None
+    reasoning_content: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """What the caller asked; None leaves it to generation_config.json, then to the engine's default."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """
+    model                   id of a catalogue entry, alias or folder; "" takes the model in hand
+    continue_final_message  the last message is an assistant's beginning: go on in it, open no new turn
+    template_kwargs         passed to the chat template (enable_thinking, ...)
+    """
+
+    request_id: str
+    model: str
+    messages: tuple[Message, ...]
+    sampling: SamplingOptions = SamplingOptions()
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """Raw continuation: `prompt` is text (special tokens in it are parsed) or token ids. `echo` gives it back first."""
+
+    request_id: str
+    model: str
+    prompt: str | tuple[int, ...]
+    sampling: SamplingOptions = SamplingOptions()
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """True numbers from the engine for one answer; rates in tokens a second, 0 where nothing was computed."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    prompt_per_second: float
+    predicted_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatDelta:
+    """A piece of the answer. The last one, and only that, has finish_reason, usage and timings (its text may be empty)."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: Literal["stop", "length"] | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+class EngineLike(Protocol):
+    """The part of `engine.client.EngineClient` that a turn needs; tests bring a scripted one."""
+
+    def submit(
+        self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams
+    ) -> AsyncIterator[TokenEvent]:
+        """Events of one request. Closing the iterator aborts it. Raises EngineError."""
+        ...
+
+
+class LoadedModel(Protocol):
+    """A model that can answer now."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def engine(self) -> EngineLike: ...
+
+
+class ModelSource(Protocol):
+    """Who hands out models: the ModelManager in the app, a fake in tests."""
+
+    async def acquire(self, model: str) -> LoadedModel:
+        """The model ready to answer; waits while it loads. Raises AppError (404 unknown, 503 failed to load)."""
+        ...

@@ -1,0 +1,55 @@
+"""What the app says when it cannot do what was asked, and the one table from engine errors to HTTP.
+
+AppError(status, code, message, hint)
+"""
+
+from engine.errors import EngineError
+
+_STATUS_BY_ENGINE_CODE = {
+    "context_length_exceeded": 400,
+    "bad_request": 400,
+    "too_many_requests": 429,
+    "out_of_memory": 503,
+    "unsupported_model": 501,
+    "bad_checkpoint": 500,
+    "engine_died": 500,
+}
+
+
+class AppError(Exception):
+    """A refusal that can be shown.
+
+    status   HTTP status
+    code     stable word for programs ("model_not_found"), or None
+    message  what happened, with the numbers
+    hint     the next step; joined to the message where there is one line only
+    param    the request field at fault, where there is one
+    """
+
+    def __init__(
+        self, status: int, code: str | None, message: str, *, hint: str = "", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.param = param
+
+    @property
+    def text(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+    @property
+    def type(self) -> str:
+        """OpenAI's error type for this status."""
+        if self.status == 401:
+            return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+
+def from_engine_error(error: EngineError) -> AppError:
+    """The one place where an engine error becomes an HTTP status."""
+    return AppError(_STATUS_BY_ENGINE_CODE.get(error.code, 500), error.code, error.message)

@@ -1,0 +1,69 @@
+"""What was asked of an engine. Small, frozen, checked at the door; what came out is `ModelInfo` and `MemoryReport`."""
+
+from dataclasses import dataclass
+
+from engine.errors import BadRequest
+
+_KV_DTYPES = ("auto", "fp32", "fp16", "bf16")
+_DTYPES = ("auto", "float32", "float16", "bfloat16")
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """
+    model                   folder of a checkpoint (config.json, *.safetensors)
+    device                  auto takes the first CUDA card, else the CPU
+    dtype                   arithmetic; auto is float32 on a CPU and the checkpoint's 16-bit type on a card
+    max_model_len           tokens a sequence may hold; None takes the model's context, or what fits
+    max_num_seqs            sequences that run at once; more wait
+    max_num_batched_tokens  tokens computed in one step at most; None picks 512 on a CPU, 2048 on a card
+    max_num_queued_seqs     sequences that may wait; one more is refused
+    gpu_memory_utilization  share of the card's total memory that this engine may use, 0 < x <= 1 (CUDA)
+    kv_gb                   KV cache in GB (1e9 bytes) on a CPU; None takes a quarter of free memory, at most 4
+    kv_cache_dtype          auto follows dtype
+    seed                    base of the seeds drawn for requests that bring none; None is fresh each start
+    num_threads             CPU threads; None takes every core this process may use
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int | None = None
+    max_num_queued_seqs: int = 1024
+    gpu_memory_utilization: float = 0.90
+    kv_gb: float | None = None
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    seed: int | None = None
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("device", self.device, _DEVICES)
+        _one_of("dtype", self.dtype, _DTYPES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, _KV_DTYPES)
+        for name in ("max_model_len", "max_num_batched_tokens", "num_threads"):
+            value = getattr(self, name)
+            if value is not None:
+                _at_least_one(name, value)
+        for name in ("max_num_seqs", "max_num_queued_seqs", "block_size"):
+            _at_least_one(name, getattr(self, name))
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise BadRequest(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1."
+            )
+        if self.kv_gb is not None and self.kv_gb <= 0:
+            raise BadRequest(f"kv_gb is {self.kv_gb}; it must be above 0.")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise BadRequest(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.")
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise BadRequest(f"{name} is {value}; it must be at least 1.")

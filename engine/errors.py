@@ -1,0 +1,69 @@
+"""What the engine refuses, and in which words.
+
+EngineError            code, message; picklable, so that it crosses the process border whole
+├── ContextTooLong     the prompt (or prompt + max_tokens) is larger than this model was loaded with
+├── TooManyRequests    the waiting line is full
+├── BadRequest         a sampling parameter or token id that cannot be served
+├── OutOfMemory        weights, or the smallest useful KV pool, do not fit
+├── UnsupportedModel   an architecture, quantisation or setting that we do not read
+├── BadCheckpoint      files that are missing, incomplete or contradict their config
+└── EngineDied         the child process ended; every waiting request gets this
+"""
+
+
+class EngineError(Exception):
+    """A refusal: a stable `code` for programs, a `message` for people (what happened, the numbers, the next step)."""
+
+    code = "engine_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ContextTooLong(EngineError):
+    code = "context_length_exceeded"
+
+
+class TooManyRequests(EngineError):
+    code = "too_many_requests"
+
+
+class BadRequest(EngineError):
+    code = "bad_request"
+
+
+class OutOfMemory(EngineError):
+    code = "out_of_memory"
+
+
+class UnsupportedModel(EngineError):
+    code = "unsupported_model"
+
+
+class BadCheckpoint(EngineError):
+    code = "bad_checkpoint"
+
+
+class EngineDied(EngineError):
+    code = "engine_died"
+
+
+_BY_CODE: dict[str, type[EngineError]] = {
+    kind.code: kind
+    for kind in (
+        EngineError,
+        ContextTooLong,
+        TooManyRequests,
+        BadRequest,
+        OutOfMemory,
+        UnsupportedModel,
+        BadCheckpoint,
+        EngineDied,
+    )
+}
+
+
+def error_from_code(code: str, message: str) -> EngineError:
+    """Rebuild the error that a `Failed(code, message)` carries; a code that we do not know stays an `EngineError`."""
+    return _BY_CODE.get(code, EngineError)(message)

@@ -1,0 +1,126 @@
+"""The plain words that cross the border between the app and the engine. Picklable, free of torch and of text."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # a stop id (end of sequence included) was sampled
+    LENGTH = "length"  # max_tokens or the context was reached
+    ABORT = "abort"  # the caller left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one sequence is continued.
+
+    max_tokens      tokens to generate at most; None takes what the context leaves
+    temperature     0 is greedy, exactly
+    top_p           keep the smallest set of tokens whose probability reaches it; 1 keeps all
+    top_k           keep the k likeliest; 0 keeps all
+    seed            the same request with the same seed gives the same tokens whatever shares its batch;
+                    None draws a fresh one
+    stop_token_ids  end the sequence; they are emitted as its last token
+    ignore_eos      go on after the model's own end ids (benches)
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """Where one request spent its time, in seconds, sent with its last event."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """One step's outcome for one request.
+
+    token_id            the sampled token; None only where a request ends without one (abort)
+    finish_reason       set on the last event, and only there. With STOP, token_id is the stop id itself
+    num_prompt_tokens   length of the prompt as the engine received it
+    num_cached_tokens   prompt tokens taken from the prefix cache instead of being computed
+    times               on the last event
+    """
+
+    request_id: str
+    token_id: int | None
+    finish_reason: FinishReason | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    times: RequestTimes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What came out of a load (a config is what was asked, this is what there is).
+
+    max_model_len   tokens (prompt + answer) that one sequence may hold here, after fitting to memory
+    context_length  tokens that the architecture was trained for
+    eos_token_ids   end ids from generation_config.json, else config.json
+    """
+
+    architecture: str
+    quantization: str | None
+    dtype: str
+    device: str
+    vocab_size: int
+    num_layers: int
+    max_model_len: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """Bytes by part. `notes` says in words what was chosen and why, one line a choice."""
+
+    total_bytes: int
+    free_bytes_at_start: int
+    weights_bytes: int
+    workspace_bytes: int
+    kv_bytes: int
+    reserve_bytes: int
+    num_blocks: int
+    block_size: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot for the monitor and /metrics. Counters grow from the child's start."""
+
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    num_blocks_total: int = 0
+    num_blocks_used: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked up
+    prefix_cache_hits: int = 0  # of those, found
+    num_preemptions: int = 0
+    prompt_tokens: int = 0  # prompt tokens computed
+    generation_tokens: int = 0
+    num_steps: int = 0
+    last_step_age_s: float = 0.0  # since the last step ended, while there is work; 0 when idle
+    step_host_us: float = 0.0  # scheduler time (plan + settle) of the last step
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the blocks that sequences hold now, 0 to 1."""
+        return self.num_blocks_used / self.num_blocks_total if self.num_blocks_total else 0.0
