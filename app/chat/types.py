@@ -85,7 +85,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDelta:
-    """A piece of the answer. The last one, and only that, has finish_reason, usage and timings (its text may be empty)."""
+    """A piece of the answer. Only the last one has finish_reason, usage and timings (its text may be empty)."""
 
     text: str = ""
     reasoning: str = ""
