@@ -1,13 +1,13 @@
 """One step's work, as the scheduler decides it and the runner executes it. Lists, no tensors."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.types import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """The part of one sequence that this step computes.
+class ScheduledSequence(NamedTuple):
+    """The part of one sequence that this step computes. A named tuple: one is made for each sequence and step.
 
     token_ids      the tokens to feed, at positions start .. start + len(token_ids) - 1
     start          tokens of this sequence whose KV is already in the cache

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -42,9 +43,8 @@ class RequestTimes:
     decode_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenEvent:
-    """One step's outcome for one request.
+class TokenEvent(NamedTuple):
+    """One step's outcome for one request. A named tuple, since one is made and sent for every token.
 
     token_id            the sampled token; None only where a request ends without one (abort)
     finish_reason       set on the last event, and only there. With STOP, token_id is the stop id itself
