@@ -1,0 +1,343 @@
+"""What a person may set: one table of settings drives --help, the environment names, settings.yaml and every check.
+
+Order: flag > environment > settings.yaml in the home folder > default; each value remembers where it came from.
+Standard library alone at import, since launch.py reads the flags before there is an environment to import from.
+"""
+
+import argparse
+import difflib
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+SETTINGS_FILE = "settings.yaml"
+
+
+class SettingsError(Exception):
+    """A setting that cannot be used: its source, its key, its value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """
+    model                   catalogue id, Hugging Face repository (owner/name) or folder
+    host, port              where the page and the endpoint listen; port 0 takes a free one
+    home                    folder of models, settings.yaml and everything else that Fireside keeps
+    browser                 open the page when it is up
+    max_model_len ... kv_gb as in `engine.config.EngineConfig`; None leaves the choice to the engine
+    sources                 for each of the above, where its value came from ("flag --port", "default", ...)
+    """
+
+    model: str
+    host: str
+    port: int
+    home: Path
+    browser: bool
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    gpu_memory_utilization: float
+    kv_cache_dtype: str
+    kv_gb: float | None
+    log_level: str
+    sources: Mapping[str, str]
+
+    @property
+    def models_folder(self) -> Path:
+        return self.home / "models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One row of the table.
+
+    read          a value from a flag, the environment (text) or YAML (typed) -> the value; raises ValueError
+    allowed       completes "it must be ..."
+    default_text  what --help shows where the default is no plain value
+    """
+
+    name: str
+    default: Any
+    read: Callable[[object], Any]
+    allowed: str
+    help: str
+    default_text: str = ""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return "FIRESIDE_" + self.name.upper()
+
+    @property
+    def shown_default(self) -> str:
+        return self.default_text or str(self.default)
+
+    def value(self, raw: object, source: str) -> Any:
+        try:
+            return self.read(raw)
+        except (ValueError, LookupError):
+            raise SettingsError(f"{source} is {str(raw)!r}; it must be {self.allowed}.") from None
+
+
+def default_home() -> Path:
+    """The platform's folder for a user's data, with the name of this app."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "Fireside"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "Fireside"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fireside"
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError
+    return raw.strip()
+
+
+def _folder(raw: object) -> Path:
+    return Path(_text(raw)).expanduser().absolute()
+
+
+def _switch(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[
+        str(raw).strip().lower()
+    ]
+
+
+def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
+    def read(raw: object) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int | str):
+            raise ValueError
+        number = int(raw)
+        if number < low or (high is not None and number > high):
+            raise ValueError
+        return number
+
+    return read
+
+
+def _number(above: float, at_most: float = float("inf")) -> Callable[[object], float]:
+    def read(raw: object) -> float:
+        if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+            raise ValueError
+        number = float(raw)
+        if not above < number <= at_most or math.isinf(number):
+            raise ValueError
+        return number
+
+    return read
+
+
+def _choice(*words: str) -> Callable[[object], str]:
+    def read(raw: object) -> str:
+        word = _text(raw).lower()
+        if word not in words:
+            raise ValueError
+        return word
+
+    return read
+
+
+_KV_CACHE_DTYPES = ("auto", "fp32", "fp16", "bf16")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+TABLE: tuple[Setting, ...] = (
+    Setting(
+        name="model",
+        default="smollm2-135m-instruct",
+        read=_text,
+        allowed="a catalogue id, a Hugging Face repository (owner/name) or a folder",
+        help="model to load: a catalogue id, a Hugging Face repository (owner/name) or a folder",
+    ),
+    Setting(
+        name="host",
+        default="127.0.0.1",
+        read=_text,
+        allowed="a host name or an address of this machine",
+        help="address to listen on; 0.0.0.0 lets other machines in",
+    ),
+    Setting(
+        name="port",
+        default=8000,
+        read=_whole(0, 65535),
+        allowed="a whole number from 0 to 65535 (0 takes a free port)",
+        help="port of the page and of the endpoint; 0 takes a free one",
+    ),
+    Setting(
+        name="home",
+        default=None,
+        read=_folder,
+        allowed="a folder",
+        help="folder of models and settings.yaml",
+        default_text=str(default_home()),
+    ),
+    Setting(
+        name="browser",
+        default=True,
+        read=_switch,
+        allowed="true or false",
+        help="do not open the page in a browser",
+        default_text="the browser is opened",
+    ),
+    Setting(
+        name="max_model_len",
+        default=None,
+        read=_whole(1),
+        allowed="a whole number of tokens, 1 or more",
+        help="tokens that a conversation may hold, prompt and answer together",
+        default_text="the model's context, or what fits in memory",
+    ),
+    Setting(
+        name="max_num_seqs",
+        default=32,
+        read=_whole(1),
+        allowed="a whole number, 1 or more",
+        help="requests computed at once; more wait in line",
+    ),
+    Setting(
+        name="max_num_batched_tokens",
+        default=None,
+        read=_whole(1),
+        allowed="a whole number of tokens, 1 or more",
+        help="tokens computed in one step at most",
+        default_text="512 on a CPU, 2048 on a GPU",
+    ),
+    Setting(
+        name="gpu_memory_utilization",
+        default=0.90,
+        read=_number(0.0, 1.0),
+        allowed="a number above 0 and at most 1",
+        help="share of the GPU's memory that may be used",
+    ),
+    Setting(
+        name="kv_cache_dtype",
+        default="auto",
+        read=_choice(*_KV_CACHE_DTYPES),
+        allowed="one of " + ", ".join(_KV_CACHE_DTYPES),
+        help=f"type of the KV cache: {', '.join(_KV_CACHE_DTYPES)}",
+    ),
+    Setting(
+        name="kv_gb",
+        default=None,
+        read=_number(0.0),
+        allowed="a number of GB above 0",
+        help="size of the KV cache on a CPU, in GB",
+        default_text="a quarter of free memory, at most 4",
+    ),
+    Setting(
+        name="log_level",
+        default="info",
+        read=_choice(*_LOG_LEVELS),
+        allowed="one of " + ", ".join(_LOG_LEVELS),
+        help=f"how much is logged: {', '.join(_LOG_LEVELS)}",
+    ),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}. `python launch.py --help` lists what there is.")
+
+
+def parser(version: str = "") -> argparse.ArgumentParser:
+    """The flags, as text: they are checked in one place with the other sources."""
+    made = _Parser(
+        prog="launch.py",
+        description="4-bit language models on your own machine, as a browser chat and an OpenAI-style endpoint.",
+        epilog="`python launch.py test [pytest arguments]` installs the development set and runs the tests. Each flag "
+        "has an environment name (FIRESIDE_PORT for --port) and a key in settings.yaml in the home folder (port).",
+        allow_abbrev=False,
+    )
+    made.add_argument("--version", action="version", version=f"Fireside {version}")
+    for row in TABLE:
+        text = f"{row.help} (default: {row.shown_default})".replace("%", "%%")
+        if row.name == "browser":
+            made.add_argument("--no-browser", dest="browser", action="store_const", const="false", help=text)
+        else:
+            made.add_argument(row.flag, dest=row.name, metavar=row.name.split("_")[-1].upper(), help=text)
+    return made
+
+
+def read_flags(argv: Sequence[str], version: str = "") -> dict[str, Any]:
+    """The settings given as flags, checked. Ends the process at --help and --version; raises SettingsError."""
+    given = vars(parser(version).parse_args(argv))
+    rows = (row for row in TABLE if given[row.name] is not None)
+    return {row.name: row.value(given[row.name], _flag_source(row)) for row in rows}
+
+
+def load(flags: Mapping[str, Any], env: Mapping[str, str]) -> Settings:
+    """Settings from checked flags (`read_flags`), the environment and settings.yaml. Raises SettingsError."""
+    rows = {row.name: row for row in TABLE}
+    home = _pick(rows["home"], flags, env, {}, default_home())
+    file_path = home[0] / SETTINGS_FILE
+    in_file = _read_file(file_path)
+    picked = {name: _pick(row, flags, env, in_file, row.default, file_path) for name, row in rows.items()}
+    picked["home"] = home
+    return Settings(
+        **{name: value for name, (value, _) in picked.items()},
+        sources={name: source for name, (_, source) in picked.items()},
+    )
+
+
+def _pick(
+    row: Setting,
+    flags: Mapping[str, Any],
+    env: Mapping[str, str],
+    in_file: Mapping[str, object],
+    default: Any,
+    file_path: Path | None = None,
+) -> tuple[Any, str]:
+    """(value, source) of one setting. An empty environment variable and a YAML null count as not given."""
+    if row.name in flags:
+        return flags[row.name], f"flag {_flag_source(row)}"
+    if env.get(row.env):
+        return row.value(env[row.env], f"the environment's {row.env}"), f"environment {row.env}"
+    if in_file.get(row.name) is not None:
+        return row.value(in_file[row.name], f"`{row.name}` in {file_path}"), SETTINGS_FILE
+    return default, "default"
+
+
+def _flag_source(row: Setting) -> str:
+    return "--no-browser" if row.name == "browser" else row.flag
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    """The keys of settings.yaml; none where there is no such file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}.") from None
+    import yaml  # here, since launch.py imports this module before PyYAML is installed
+
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is no valid YAML: {error}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise SettingsError(f"{path} must be lines of `key: value`; it holds a {type(found).__name__}.")
+    for key in found:
+        _check_key(str(key), path)
+    return {str(key): value for key, value in found.items()}
+
+
+def _check_key(key: str, path: Path) -> None:
+    known = [row.name for row in TABLE if row.name != "home"]
+    if key == "home":
+        raise SettingsError(f"{path} sets `home`, but lies in it. Use --home or FIRESIDE_HOME.")
+    if key not in known:
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"Did you mean `{close[0]}`?" if close else f"Known keys: {', '.join(known)}."
+        raise SettingsError(f"{path} has an unknown key `{key}`. {hint}")
