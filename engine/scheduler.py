@@ -1,0 +1,270 @@
+"""Who computes how many tokens in the next step, in which blocks; and what the sampled ids then mean.
+
+No prefill and no decode phase: each sequence has `num_computed_tokens`, which catches up with its length. Sequences
+that need one token come first, then prefill chunks, then new admissions, all under one token budget. Strictly first
+come, first served: when blocks run out the newest running sequence gives its up and computes them again later.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from engine.blocks import NO_PREFIX, BlockPool, PrefixMatch
+from engine.plan import BatchPlan, ScheduledSequence
+from engine.sequence import Sequence, SequenceStatus
+from engine.types import FinishReason, TokenEvent
+
+# Admission keeps this many tokens of room for each sequence to go on. Without it a full pool would admit a sequence
+# whose neighbours take its blocks a few steps later; with the whole max_tokens, long limits would run alone.
+_LOOKAHEAD_TOKENS = 128
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the scheduler was made. Tokens that are computed again after a preemption count again."""
+
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making: what is in it, by request id and in order, and the tokens that are left to give."""
+
+    budget: int
+    scheduled: dict[str, ScheduledSequence] = field(default_factory=dict)
+    has_preempted: bool = False
+
+
+class Scheduler:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        lookahead_tokens: int = _LOOKAHEAD_TOKENS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool = pool
+        self.counters = Counters()
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._lookahead_tokens = lookahead_tokens
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # in order of arrival, all before those that wait
+        self._waits_for_blocks = False  # the head of the line did not fit; look again when blocks come back
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        return tuple(self._sequences)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sequences
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the line. Its max_length must fit into the pool."""
+        assert sequence.request_id not in self._sequences
+        assert self.pool.blocks_for(sequence.max_length) <= self.pool.num_blocks
+        self._sequences[sequence.request_id] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a sequence between two steps, wherever it is; its blocks are free at once. None if there is no such."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return None
+        if sequence.status is SequenceStatus.RUNNING:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+            self._waits_for_blocks = False
+        self._end(sequence)
+        return _event(sequence, None, FinishReason.ABORT, self._clock())
+
+    def plan(self) -> BatchPlan:
+        """Decide the next step and hold the blocks that it writes."""
+        draft = _Draft(self._max_num_batched_tokens)
+        prefilling = []
+        for sequence in tuple(self._running):
+            if sequence.num_uncomputed_tokens > 1:
+                prefilling.append(sequence)
+            else:
+                self._extend(sequence, draft)
+        for sequence in prefilling:
+            self._extend(sequence, draft)
+        if self._waiting and not draft.has_preempted:
+            self._admit(draft)
+        return BatchPlan(tuple(draft.scheduled.values()))
+
+    def settle(self, plan: BatchPlan, token_ids: Iterable[int]) -> list[TokenEvent]:
+        """Take in what the step computed: `token_ids` has one id for each sequence of the plan that samples."""
+        now_s = self._clock()
+        sampled = iter(token_ids)
+        events = []
+        for scheduled in plan.sequences:
+            sequence = self._sequences[scheduled.request_id]
+            self._advance(sequence, scheduled)
+            if scheduled.samples:
+                events.append(self._append(sequence, next(sampled), now_s))
+        assert next(sampled, None) is None, "more ids than sequences that sample"
+        if any(event.finish_reason for event in events):
+            self._running = [sequence for sequence in self._running if sequence.status is SequenceStatus.RUNNING]
+        return events
+
+    def check(self) -> None:
+        """Assert that sequences, lines and blocks agree. For tests."""
+        assert sorted(self._sequences) == sorted(s.request_id for s in (*self._running, *self._waiting))
+        assert all(s.status is SequenceStatus.RUNNING for s in self._running)
+        assert all(s.status is SequenceStatus.WAITING and not s.block_table for s in self._waiting)
+        assert all(s.num_uncomputed_tokens >= 1 for s in self._sequences.values()), "nothing left to compute"
+        self.pool.check(sequence.block_table for sequence in self._running)
+
+    # -- planning ---------------------------------------------------------------------------------------------------
+
+    def _extend(self, sequence: Sequence, draft: _Draft) -> None:
+        """Plan the next tokens of a running sequence, unless the budget is spent or an older one took its blocks."""
+        num_tokens = min(sequence.num_uncomputed_tokens, draft.budget)
+        if num_tokens and sequence.status is SequenceStatus.RUNNING and self._hold_blocks(sequence, num_tokens, draft):
+            _schedule(sequence, num_tokens, draft)
+
+    def _hold_blocks(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> bool:
+        """Room for the next tokens, at the cost of the newest sequences; False if that was the sequence itself."""
+        missing = self.pool.blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
+        if missing <= 0:
+            return True
+        while (block_ids := self.pool.allocate(missing)) is None:
+            newest = self._running.pop()
+            self._preempt(newest, draft)
+            if newest is sequence:
+                return False
+        sequence.block_table += block_ids
+        return True
+
+    def _preempt(self, sequence: Sequence, draft: _Draft) -> None:
+        """Back to the head of the line with all tokens and no blocks; what it already had in this plan is undone."""
+        scheduled = draft.scheduled.pop(sequence.request_id, None)
+        if scheduled is not None:
+            draft.budget += scheduled.num_tokens
+        draft.has_preempted = True
+        self._release(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self._waiting.appendleft(sequence)
+        self.counters.num_preemptions += 1
+
+    def _admit(self, draft: _Draft) -> None:
+        """Start waiting sequences, in order, while budget, seats and the blocks that all will soon need allow it."""
+        if self._waits_for_blocks and self._running:
+            return
+        promised = sum(map(self._blocks_ahead, self._running))
+        while self._waiting and draft.budget and len(self._running) < self._max_num_seqs:
+            sequence = self._waiting[0]
+            # The last token is always left to compute, since its logits are what we are after.
+            match = self.pool.match(sequence.token_ids, len(sequence.token_ids) - 1)
+            needed = self._blocks_ahead(sequence) - len(match.block_ids)
+            if promised + needed > self.pool.num_free - match.num_idle:
+                self._waits_for_blocks = True
+                return
+            self._start(self._waiting.popleft(), match)
+            self._extend(sequence, draft)
+            promised += self._blocks_ahead(sequence)
+
+    def _blocks_ahead(self, sequence: Sequence) -> int:
+        """Blocks that a sequence does not hold yet and will need for its tokens and the look-ahead."""
+        num_tokens = min(len(sequence.token_ids) + self._lookahead_tokens, sequence.max_length)
+        return self.pool.blocks_for(num_tokens) - len(sequence.block_table)
+
+    def _start(self, sequence: Sequence, match: PrefixMatch) -> None:
+        self.pool.share(match.block_ids)
+        sequence.block_table = match.block_ids
+        sequence.prefix = match.prefix
+        sequence.num_published = len(match.block_ids)
+        sequence.num_computed_tokens = len(match.block_ids) * self.pool.block_size
+        sequence.status = SequenceStatus.RUNNING
+        self._running.append(sequence)
+        if sequence.admitted_s is None:
+            sequence.admitted_s = self._clock()
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.counters.prefix_cache_queries += sequence.num_prompt_tokens
+            self.counters.prefix_cache_hits += sequence.num_cached_tokens
+
+    # -- settling ---------------------------------------------------------------------------------------------------
+
+    def _advance(self, sequence: Sequence, scheduled: ScheduledSequence) -> None:
+        """The KV of the planned tokens is final now: count it, and let blocks that became full be found."""
+        start, size = scheduled.start, self.pool.block_size
+        end = start + scheduled.num_tokens
+        sequence.num_computed_tokens = end
+        if start < sequence.num_prompt_tokens:
+            self.counters.prompt_tokens += min(end, sequence.num_prompt_tokens) - start
+        for index in range(sequence.num_published, end // size):
+            block_tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
+            sequence.prefix = self.pool.publish(sequence.block_table[index], sequence.prefix, block_tokens)
+            sequence.num_published = index + 1
+
+    def _append(self, sequence: Sequence, token_id: int, now_s: float) -> TokenEvent:
+        sequence.token_ids.append(token_id)
+        self.counters.generation_tokens += 1
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now_s
+        reason = None
+        if token_id in sequence.stop_token_ids:
+            reason = FinishReason.STOP
+        elif len(sequence.token_ids) >= sequence.max_length:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._end(sequence)
+        return _event(sequence, token_id, reason, now_s)
+
+    def _end(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        del self._sequences[sequence.request_id]
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.free(sequence.block_table)
+        sequence.block_table = ()
+        sequence.prefix = NO_PREFIX
+        sequence.num_published = sequence.num_computed_tokens = 0
+        self._waits_for_blocks = False
+
+
+def _schedule(sequence: Sequence, num_tokens: int, draft: _Draft) -> None:
+    start, token_ids = sequence.num_computed_tokens, sequence.token_ids
+    end = start + num_tokens
+    draft.budget -= num_tokens
+    draft.scheduled[sequence.request_id] = ScheduledSequence(
+        sequence.request_id,
+        tuple(token_ids[start:end]),
+        start,
+        sequence.block_table,
+        end == len(token_ids),
+        len(token_ids),
+        sequence.params,
+        sequence.seed,
+    )
+
+
+def _event(sequence: Sequence, token_id: int | None, reason: FinishReason | None, now_s: float) -> TokenEvent:
+    return TokenEvent(
+        sequence.request_id,
+        token_id,
+        reason,
+        sequence.num_prompt_tokens,
+        sequence.num_cached_tokens,
+        None if reason is None else sequence.times(now_s),
+    )
