@@ -3,9 +3,36 @@
 `mount` is the whole public face. It must be called after every other route, since a mount at "/" takes what is left.
 """
 
-from fastapi import FastAPI
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
+import gradio as gr
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.ui.chat_tab import ChatTab
 from app.ui.status import Answerer, StatusSource
+
+_HERE = Path(__file__).parent
+
+# Text of a model is cleaned before it is drawn. This is the second wall: whatever might slip through can neither load
+# from nor send to another host. Gradio itself needs inline scripts and eval.
+_CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "font-src 'self' data:",
+        "worker-src 'self' blob:",
+        "object-src 'none'",
+        "frame-src 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'self'",
+    )
+)
 
 
 def mount(app: FastAPI, service: Answerer, status: StatusSource) -> None:
@@ -14,4 +41,61 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource) -> None:
     service  answers; one object for every tab
     status   gives the model's state now; called from the event loop, so it must not block
     """
-    raise NotImplementedError
+
+    async def ui_status() -> dict[str, Any]:
+        return asdict(status())
+
+    app.add_api_route("/ui/status", ui_status, include_in_schema=False)
+    gr.mount_gradio_app(
+        app,
+        _build(service, status),
+        path="/",
+        app_kwargs={"middleware": [Middleware(_SecurityHeaders)]},
+        footer_links=[],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+        theme=_theme(),
+        css_paths=_HERE / "style.css",
+        js=(_HERE / "page.js").read_text(encoding="utf-8"),
+    )
+
+
+def _build(service: Answerer, status: StatusSource) -> gr.Blocks:
+    blocks = gr.Blocks(title="Fireside", analytics_enabled=False, fill_height=True, fill_width=True)
+    with blocks:
+        ChatTab(service, status)
+    blocks.queue(default_concurrency_limit=None, api_open=False)
+    return blocks
+
+
+def _theme() -> gr.themes.Base:
+    # Names of fonts that systems have: nothing is fetched.
+    return gr.themes.Base(
+        primary_hue="orange",
+        neutral_hue="stone",
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"],
+    )
+
+
+class _SecurityHeaders:
+    """Adds the policy to every answer of the page's own app."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"],
+                    (b"content-security-policy", _CONTENT_SECURITY_POLICY.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"referrer-policy", b"no-referrer"),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)

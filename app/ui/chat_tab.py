@@ -1,0 +1,248 @@
+"""The chat: its widgets, and handlers that translate between them and the service.
+
+Finished turns stay in one Chatbot and the turn in progress is drawn in a second one below it, so an update costs the
+same after two hundred turns as after none (Gradio checks and compares a widget's whole value at each update).
+No event waits for another tab's (`concurrency_limit=None`; the engine does the admission), and there is no `gr.State`
+and no unload event, as either would hold one of the six connections that a browser grants a host.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from uuid import uuid4
+
+import gradio as gr
+
+from app.chat.types import ChatRequest, SamplingOptions
+from app.ui.status import Answerer, ModelStatus, StatusSource
+from app.ui.transcript import LATEX_DELIMITERS, Turn, bubbles, dump, load, messages
+from app.ui.turn import Answer, RunningTurn
+
+Updates = dict[gr.components.Component, Any]
+
+_WELCOME = "## What is on your mind?\nThe model runs on this machine. Nothing you write leaves it."
+_EVENT: dict[str, Any] = {"concurrency_limit": None, "api_visibility": "private", "show_progress": "hidden"}
+
+
+class ChatTab:
+    """Built inside a `gr.Blocks` context; one object serves every browser tab.
+
+    `_running` holds the turns in progress under ids that only their own tab was told.
+    """
+
+    def __init__(self, service: Answerer, status: StatusSource) -> None:
+        self._service = service
+        self._status = status
+        self._running: dict[str, RunningTurn] = {}
+        self._build_header()
+        with gr.Column(elem_id="fs-pane"):
+            self.history = _chatbot("Conversation", "fs-history", placeholder=_WELCOME)
+            self.live = _chatbot("Answer in progress", "fs-live")
+        with gr.Column(elem_id="fs-composer"):
+            self.stats = gr.HTML(elem_id="fs-stats")
+            self.box = _message_box()
+            self._build_settings()
+        self.transcript = gr.Textbox(value="", visible="hidden", elem_id="fs-transcript", label="Transcript")
+        self.turn_id = gr.Textbox(value="", visible="hidden", label="Turn")
+        self._wire()
+
+    def _build_header(self) -> None:
+        with gr.Row(elem_id="fs-header"):
+            gr.HTML('<h1 class="fs-brand">Fireside</h1>', elem_id="fs-brand")
+            gr.HTML(_STATUS_HTML, elem_id="fs-status")
+            self.new_chat = gr.Button("New chat", elem_id="fs-new", size="sm", scale=0)
+
+    def _build_settings(self) -> None:
+        with gr.Accordion("Advanced", open=False, elem_id="fs-advanced"):
+            self.system = gr.Textbox(
+                label="System prompt",
+                value="",
+                lines=2,
+                max_lines=6,
+                placeholder="How the model is to behave. Empty sends none.",
+            )
+            with gr.Row():
+                self.temperature = _number("Temperature", minimum=0, maximum=2, step=0.1)
+                self.top_p = _number("Top p", minimum=0.01, maximum=1, step=0.05)
+                self.max_tokens = _number("Max tokens", minimum=1, precision=0)
+                self.seed = _number("Seed", minimum=0, precision=0)
+
+    def _wire(self) -> None:
+        settings = [self.system, self.temperature, self.top_p, self.max_tokens, self.seed]
+        drawn = [self.box, self.history, self.live, self.stats, self.transcript, self.turn_id]
+        self.box.submit(self._send, [self.box, self.transcript, *settings], drawn, trigger_mode="once", **_EVENT)
+        self.box.stop(self._stop, [self.turn_id], None, queue=False, **_EVENT)
+        self.new_chat.click(self._start_anew, [self.turn_id], drawn, **_EVENT)
+
+    async def _send(
+        self,
+        text: str,
+        transcript: str,
+        system: str,
+        temperature: float | None,
+        top_p: float | None,
+        max_tokens: int | None,
+        seed: int | None,
+    ) -> AsyncIterator[Updates]:
+        if not text.strip():
+            yield {self.box: gr.skip()}
+            return
+        turns = load(transcript)
+        sampling = SamplingOptions(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+        request = ChatRequest(
+            request_id=f"page-{uuid4().hex}", model="", messages=messages(turns, text, system), sampling=sampling
+        )
+        turn_id = secrets.token_urlsafe(16)
+        async with RunningTurn(self._service, request) as running:
+            self._running[turn_id] = running
+            try:
+                yield self._begun(text, turn_id)
+                async for answer in running.updates():
+                    yield {self.live: bubbles(self._in_progress(text, answer))}
+            finally:
+                del self._running[turn_id]
+        if not running.is_discarded:
+            yield self._ended(turns, finished(text, running.answer), stats(running.answer, self._status()))
+
+    def _begun(self, text: str, turn_id: str) -> Updates:
+        return {
+            self.box: gr.Textbox(value="", submit_btn=False, stop_btn="Stop"),
+            self.live: bubbles(self._in_progress(text, Answer())),
+            self.stats: "",
+            self.turn_id: turn_id,
+        }
+
+    def _in_progress(self, text: str, answer: Answer) -> Turn:
+        waiting = "" if answer.has_begun else waiting_for(self._status())
+        return Turn(
+            user=text,
+            reasoning=answer.reasoning,
+            thinking_s=answer.thinking_s,
+            answer=answer.text,
+            note=waiting,
+            note_kind="wait",
+        )
+
+    def _ended(self, turns: Sequence[Turn], turn: Turn, line: str) -> Updates:
+        whole = (*turns, turn)
+        return {
+            self.box: _ready_box(),
+            self.history: [bubble for each in whole for bubble in bubbles(each)],
+            self.live: [],
+            self.stats: line,
+            self.transcript: dump(whole),
+            self.turn_id: "",
+        }
+
+    async def _stop(self, turn_id: str) -> None:
+        running = self._running.get(turn_id)
+        if running is not None:
+            running.stop()
+
+    async def _start_anew(self, turn_id: str) -> Updates:
+        running = self._running.get(turn_id)
+        if running is not None:
+            await running.discard()
+        return {
+            self.box: _ready_box(),
+            self.history: [],
+            self.live: [],
+            self.stats: "",
+            self.transcript: "",
+            self.turn_id: "",
+        }
+
+
+def finished(text: str, answer: Answer) -> Turn:
+    """The turn as it stays in the conversation, with a word on why it ended where it did not end by itself."""
+    note = answer.error or _ending(answer)
+    if not answer.text:
+        note = f"{note or 'The model said nothing.'} This message stays here, but later answers will not know of it."
+    return Turn(
+        user=text,
+        reasoning=answer.reasoning,
+        thinking_s=answer.thinking_s,
+        answer=answer.text,
+        note=note,
+        note_kind="error" if answer.error else "info",
+    )
+
+
+def _ending(answer: Answer) -> str:
+    if answer.is_stopped:
+        return "Stopped."
+    if answer.finish_reason == "length":
+        return "Cut here: the answer reached its limit of tokens (Max tokens under Advanced, or the model's context)."
+    return ""
+
+
+def waiting_for(status: ModelStatus) -> str:
+    """What an answer that has not begun is waiting for."""
+    if status.state == "ready":
+        return "Reading your message"
+    if status.state != "loading":
+        return "Waiting for a model"
+    share = "" if status.fraction is None else f" ({status.fraction:.0%})"
+    return f"Your message is sent as soon as {status.model_id} is loaded: {status.stage or 'loading'}{share}"
+
+
+def stats(answer: Answer, status: ModelStatus) -> str:
+    """One line of figures on an answer, as HTML made of numbers only."""
+    figures = []
+    if answer.timings is not None and answer.timings.predicted_per_second:
+        figures.append(f"{answer.timings.predicted_per_second:.1f} tokens/s")
+    if answer.ttft_s is not None:
+        figures.append(f"first token after {answer.ttft_s:.2f} s")
+    if answer.usage is not None:
+        room = f" of {status.max_model_len:,}" if status.max_model_len else ""
+        figures.append(f"{answer.usage.total_tokens:,}{room} tokens of context used")
+    return " · ".join(f"<span>{figure}</span>" for figure in figures)
+
+
+_STATUS_HTML = """
+<div class="fs-status" role="status" aria-live="polite" data-state="">
+  <span class="fs-dot" aria-hidden="true"></span>
+  <span class="fs-model">Fireside</span>
+  <span class="fs-stage"></span>
+  <progress class="fs-progress" max="1" aria-label="Loading the model" hidden></progress>
+</div>
+"""
+
+
+def _chatbot(label: str, elem_id: str, placeholder: str | None = None) -> gr.Chatbot:
+    return gr.Chatbot(
+        label=label,
+        elem_id=elem_id,
+        show_label=False,
+        container=False,
+        height=None,
+        autoscroll=False,
+        buttons=[],
+        feedback_options=None,
+        latex_delimiters=LATEX_DELIMITERS,
+        layout="bubble",
+        placeholder=placeholder,
+    )
+
+
+def _message_box() -> gr.Textbox:
+    return gr.Textbox(
+        label="Message",
+        elem_id="fs-box",
+        value="",
+        show_label=False,
+        container=False,
+        autofocus=True,
+        lines=1,
+        max_lines=10,
+        placeholder="Write a message. Enter sends, Shift+Enter starts a new line.",
+        submit_btn="Send",
+    )
+
+
+def _ready_box() -> gr.Textbox:
+    return gr.Textbox(submit_btn="Send", stop_btn=False)
+
+
+def _number(label: str, **limits: Any) -> gr.Number:
+    return gr.Number(label=label, value=None, placeholder="model's own", min_width=120, **limits)

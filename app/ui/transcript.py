@@ -1,0 +1,118 @@
+"""A conversation as the page holds it: turns, what the model is sent of them, and how they look in the chat.
+
+The conversation of a tab lives in that tab (a hidden field that travels with each message), so the server has nothing
+that two tabs could share. It is kept apart from the chat widget, which reformats text for the screen.
+"""
+
+import html
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from app.chat.types import Message
+
+NoteKind = Literal["info", "error", "wait"]
+
+# Where the page's Markdown shows "<" as it is: fenced code (to the end of the text where it is still open),
+# inline code, and formulas. Everywhere else a tag would be taken as HTML.
+_AS_IT_IS = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,}).*?(?:^ {0,3}(?P=fence)[`~]*[ \t]*$|\Z)"
+    r"|(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)"
+    r"|\$\$.+?\$\$|\\\[.+?\\\]|\\\(.+?\\\)",
+    re.DOTALL | re.MULTILINE,
+)
+_TAG_OPENS = re.compile(r"<(?=[A-Za-z/!?])")
+
+LATEX_DELIMITERS: list[dict[str, str | bool]] = [
+    {"left": "$$", "right": "$$", "display": True},
+    {"left": "\\[", "right": "\\]", "display": True},
+    {"left": "\\(", "right": "\\)", "display": False},
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A message and what came of it.
+
+    note         what is to be said about the answer ("Stopped.", an error); no part of what the model is sent
+    note_kind    how it looks: a remark, a failure, or the line of an answer that has not begun
+    thinking_s   seconds from the first word of reasoning to the first of the answer; None while it still thinks
+    """
+
+    user: str
+    reasoning: str = ""
+    thinking_s: float | None = None
+    answer: str = ""
+    note: str = ""
+    note_kind: NoteKind = "info"
+
+
+def dump(turns: Iterable[Turn]) -> str:
+    return json.dumps([asdict(turn) for turn in turns], ensure_ascii=False)
+
+
+def load(text: str) -> tuple[Turn, ...]:
+    """Raises ValueError where the text is not what `dump` wrote."""
+    try:
+        turns = tuple(Turn(**fields) for fields in json.loads(text or "[]"))
+    except TypeError as error:
+        raise ValueError(f"Not a conversation: {error}") from error
+    if any(turn.note_kind not in get_args(NoteKind) for turn in turns):
+        raise ValueError("Not a conversation: a note of unknown kind.")
+    return turns
+
+
+def messages(turns: Sequence[Turn], user: str, system: str) -> tuple[Message, ...]:
+    """What the model is sent: the answered turns, then `user`.
+
+    A turn without any answer (it failed, or was stopped at once) is left out, as chat templates refuse two messages
+    of the user in a row; the note of such a turn says so.
+    """
+    sent = [Message(role="system", content=system)] if system.strip() else []
+    for turn in turns:
+        if turn.answer:
+            sent.append(Message(role="user", content=turn.user))
+            sent.append(
+                Message(role="assistant", content=turn.answer, reasoning_content=turn.reasoning or None),
+            )
+    return (*sent, Message(role="user", content=user))
+
+
+def bubbles(turn: Turn) -> list[dict[str, Any]]:
+    """The turn as messages of a Gradio Chatbot: the user's, the folded reasoning, the answer, the note."""
+    shown = [_bubble("user", literal(turn.user))]
+    if turn.reasoning:
+        shown.append(_bubble("assistant", literal(turn.reasoning), metadata=_fold(turn)))
+    if turn.answer:
+        shown.append(_bubble("assistant", literal(turn.answer)))
+    if turn.note:
+        shown.append(_bubble("assistant", _note(turn)))
+    return shown
+
+
+def literal(text: str) -> str:
+    """Markdown in which HTML shows as it was typed instead of being obeyed."""
+    pieces, end = [], 0
+    for match in _AS_IT_IS.finditer(text):
+        pieces += [_TAG_OPENS.sub("&lt;", text[end : match.start()]), match.group()]
+        end = match.end()
+    return "".join([*pieces, _TAG_OPENS.sub("&lt;", text[end:])])
+
+
+def _bubble(role: str, text: str, **more: Any) -> dict[str, Any]:
+    # A plain string would be stripped and dedented by the widget; a text part is taken as it is.
+    return {"role": role, "content": [{"type": "text", "text": text}], **more}
+
+
+def _fold(turn: Turn) -> dict[str, Any]:
+    if turn.thinking_s is None and not turn.note:
+        return {"title": "Thinking", "status": "pending"}
+    fold: dict[str, Any] = {"title": "Thinking", "status": "done"}
+    return fold if turn.thinking_s is None else {**fold, "duration": round(turn.thinking_s, 1)}
+
+
+def _note(turn: Turn) -> str:
+    words = html.escape(" ".join(turn.note.split()))
+    return f'<p class="fs-note fs-{turn.note_kind}">{words}</p>'

@@ -1,0 +1,79 @@
+"""A service that says what the message tells it to, at the speed it tells: exact text for tests of the page.
+
+"say: TEXT" answers TEXT, "think: A | TEXT" reasons first, "count: N every S" gives N numbers S seconds apart,
+"fail: TEXT" breaks in mid-answer, "refuse: TEXT" before it, anything else is echoed.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+from app.chat.types import ChatDelta, ChatRequest, Timings, Usage
+from app.errors import AppError
+
+
+class ScriptedService:
+    """`requests` are those that came; `closed` the ids of answers that were closed before their end."""
+
+    def __init__(self, *, piece_s: float = 0.0) -> None:
+        self.requests: list[ChatRequest] = []
+        self.closed: list[str] = []
+        self.num_open = 0
+        self._piece_s = piece_s
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+        self.requests.append(request)
+        self.num_open += 1
+        num_pieces = 0
+        try:
+            async for delta in self._say(request.messages[-1].content):
+                num_pieces += 1
+                yield delta
+            yield self._end(request, num_pieces)
+        except (GeneratorExit, asyncio.CancelledError):
+            self.closed.append(request.request_id)
+            raise
+        finally:
+            self.num_open -= 1
+
+    async def _say(self, script: str) -> AsyncIterator[ChatDelta]:
+        word, _, rest = script.partition(": ")
+        if word == "count":
+            number, _, pause = rest.partition(" every ")
+            for index in range(int(number)):
+                await asyncio.sleep(float(pause))
+                yield ChatDelta(text=f"{index} ")
+        elif word == "refuse":
+            raise AppError(400, "refused", rest)
+        elif word == "fail":
+            yield ChatDelta(text="It began well ")
+            await asyncio.sleep(0.2)
+            raise AppError(500, "engine_died", rest)
+        elif word == "think":
+            thought, _, answer = rest.partition(" | ")
+            for piece in _pieces(thought):
+                await asyncio.sleep(self._piece_s)
+                yield ChatDelta(reasoning=piece)
+            async for delta in self._say(f"say: {answer}"):
+                yield delta
+        else:
+            for piece in _pieces(rest if word == "say" else script):
+                await asyncio.sleep(self._piece_s)
+                yield ChatDelta(text=piece)
+
+    def _end(self, request: ChatRequest, num_pieces: int) -> ChatDelta:
+        return ChatDelta(
+            finish_reason="stop",
+            usage=Usage(
+                prompt_tokens=sum(len(message.content.split()) for message in request.messages),
+                completion_tokens=num_pieces,
+                cached_tokens=0,
+            ),
+            timings=Timings(
+                queue_s=0.0, prefill_s=0.1, decode_s=1.0, prompt_per_second=100.0, predicted_per_second=42.5
+            ),
+        )
+
+
+def _pieces(text: str) -> list[str]:
+    return re.findall(r"\s*\S+\s*", text)
