@@ -61,7 +61,7 @@ def _start(argv: list[str]) -> int:
     from app import settings
 
     try:
-        settings.read_flags(argv, version=_project()["version"])
+        settings.read_flags(argv)
     except settings.SettingsError as error:
         return _refuse(str(error), 2)
     if not is_inside():

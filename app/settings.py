@@ -9,6 +9,7 @@ import difflib
 import math
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,12 @@ class Setting:
             return self.read(raw)
         except (ValueError, LookupError):
             raise SettingsError(f"{source} is {str(raw)!r}; it must be {self.allowed}.") from None
+
+
+def version() -> str:
+    """The version of Fireside, from pyproject.toml, which is its only place."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["version"])
 
 
 def default_home() -> Path:
@@ -248,7 +255,7 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"{message}. `python launch.py --help` lists what there is.")
 
 
-def parser(version: str = "") -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """The flags, as text: they are checked in one place with the other sources."""
     made = _Parser(
         prog="launch.py",
@@ -257,7 +264,7 @@ def parser(version: str = "") -> argparse.ArgumentParser:
         "has an environment name (FIRESIDE_PORT for --port) and a key in settings.yaml in the home folder (port).",
         allow_abbrev=False,
     )
-    made.add_argument("--version", action="version", version=f"Fireside {version}")
+    made.add_argument("--version", action="version", version=f"Fireside {version()}")
     for row in TABLE:
         text = f"{row.help} (default: {row.shown_default})".replace("%", "%%")
         if row.name == "browser":
@@ -267,9 +274,9 @@ def parser(version: str = "") -> argparse.ArgumentParser:
     return made
 
 
-def read_flags(argv: Sequence[str], version: str = "") -> dict[str, Any]:
+def read_flags(argv: Sequence[str]) -> dict[str, Any]:
     """The settings given as flags, checked. Ends the process at --help and --version; raises SettingsError."""
-    given = vars(parser(version).parse_args(argv))
+    given = vars(parser().parse_args(argv))
     rows = (row for row in TABLE if given[row.name] is not None)
     return {row.name: row.value(given[row.name], _flag_source(row)) for row in rows}
 

@@ -1,0 +1,292 @@
+"""The running app: one listening socket, one FastAPI with the API and the page, one ModelManager.
+
+Start-up goes by what a person waits for: bind the port, start the engine's child (it imports torch on its own), serve
+the API and a loading page, import Gradio beside it, put the page in its place. So heavy imports are inside functions.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import AsyncIterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from app import settings as settings_module
+from app.background import in_daemon_thread
+from app.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+    from app.chat.service import ChatService
+    from app.models.manager import ModelManager
+    from app.page_slot import PageSlot
+
+_log = logging.getLogger("fireside")
+
+END_DEADLINE_S = 1.8  # from the first Ctrl-C to the end of the process, whatever hangs
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code of a whole run with these flags."""
+    try:
+        settings = settings_module.load(settings_module.read_flags(argv), os.environ)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return serve(settings)
+
+
+def serve(settings: Settings) -> int:
+    """Run until Ctrl-C or SIGTERM. Ends the process itself where it served: a thread in a download cannot be joined."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("uvicorn", "httpx", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.DEBUG if settings.log_level == "debug" else logging.WARNING)
+    try:
+        listener = bind(settings.host, settings.port)
+    except OSError as error:
+        print(explain_bind_error(settings, error), file=sys.stderr)
+        return 1
+    asyncio.run(_Run(settings, listener).until_ended())
+    _exit(0)
+
+
+def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "FastAPI":
+    """API at /v1, page at /. The lifespan starts the load (where it has not begun), opens the page, and closes both."""
+    from fastapi import FastAPI
+
+    from app.api import routes
+    from app.chat.service import ChatService
+    from app.page_slot import PageSlot
+
+    owner = manager or new_manager(settings)
+    metrics = routes.Metrics(owner.stats)
+    service = ChatService(owner, observer=metrics)
+    slot = PageSlot(owner.status)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if owner.status().state == "empty":
+            owner.load(settings.model)
+        page = asyncio.create_task(_run_page(slot, service, owner))
+        try:
+            yield
+        finally:
+            page.cancel()
+            await asyncio.gather(page, owner.close(), return_exceptions=True)
+
+    app = FastAPI(title="Fireside", version=settings_module.version(), docs_url=None, redoc_url=None, lifespan=lifespan)
+    routes.install(
+        app,
+        service=service,
+        shelf=owner,
+        metrics=metrics,
+        version=settings_module.version(),
+        allowed_hosts=_allowed_hosts(settings.host, routes.LOOPBACK_HOSTS),
+    )
+    app.mount("/", slot)
+    return app
+
+
+def new_manager(settings: Settings) -> "ModelManager":
+    """The manager over the real shelf and the real engine."""
+    from engine.client import EngineClient
+
+    from app.models.manager import ModelManager
+    from app.models.shelf import ModelShelf
+
+    return ModelManager(settings, ModelShelf(settings.models_folder), EngineClient.start)
+
+
+async def _run_page(slot: "PageSlot", service: "ChatService", manager: "ModelManager") -> None:
+    """Import Gradio beside the API, put the page into the slot, and keep it open until cancelled."""
+    try:
+        page = await in_daemon_thread(lambda: _build_page(service, manager))
+        async with page.router.lifespan_context(page):
+            slot.page = page
+            await asyncio.Event().wait()
+    except Exception:
+        _log.exception("the page could not be opened")
+        slot.error = "The page could not be opened; the log says why. The endpoint at /v1 is not affected."
+
+
+def _build_page(service: "ChatService", manager: "ModelManager") -> "FastAPI":
+    from fastapi import FastAPI
+
+    from app.ui import page
+    from app.ui.status import ModelStatus
+
+    def status() -> ModelStatus:
+        now = manager.status()
+        return ModelStatus(
+            model_id=now.model,
+            state=now.state,
+            stage=now.stage,
+            fraction=now.fraction,
+            error=now.error,
+            max_model_len=now.max_model_len,
+        )
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    page.mount(app, service, status)
+    return app
+
+
+def _allowed_hosts(host: str, loopback: frozenset[str]) -> frozenset[str] | None:
+    """Names in the Host header. Bound to every address, we cannot know under which names this machine is reached."""
+    if host in ("0.0.0.0", "::"):
+        return None
+    return loopback | {host}
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket: from here on clients wait in its queue instead of being refused. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "nt":  # there SO_REUSEADDR would let two programs share the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)  # type: ignore[attr-defined,unused-ignore]
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def explain_bind_error(settings: Settings, error: OSError) -> str:
+    host, port = settings.host, settings.port
+    if isinstance(error, socket.gaierror):
+        return (
+            f"The host {host!r} cannot be found: {error.strerror}. Use --host 127.0.0.1, or an address of this machine."
+        )
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"Port {port} on {host} is taken: another program, or another Fireside, listens there. "
+            f"Choose another with --port {port + 1 if port < 65535 else 8000}, or end that program."
+        )
+    if error.errno == errno.EACCES:
+        return f"This user may not listen on port {port}. Choose one above 1023 with --port 8000."
+    return f"Cannot listen on {host}, port {port}: {error.strerror}. Check --host and --port."
+
+
+def address(host: str, port: int) -> str:
+    """What a person on this machine types into a browser."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+class _Run:
+    """One run of the app, from a bound socket to the last process gone."""
+
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._url = address(settings.host, listener.getsockname()[1])
+        self._server: uvicorn.Server | None = None
+
+    async def until_ended(self) -> None:
+        ended = asyncio.Event()
+        _begin_watch(asyncio.get_running_loop(), ended)
+        print(f"Fireside is starting at {self._url} (Ctrl-C ends it).", flush=True)
+        manager = await in_daemon_thread(lambda: new_manager(self._settings))
+        manager.load(self._settings.model)  # the child starts now; it has more to import than we have
+        told = asyncio.create_task(self._tell(manager))
+        serving = asyncio.create_task(self._serve(manager))
+        ending = asyncio.create_task(ended.wait())
+        await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if self._server is None:
+            serving.cancel()
+        else:
+            self._server.should_exit = True
+        await manager.close()  # open answers end with an error, so the server has nothing to wait for
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+    async def _serve(self, manager: "ModelManager") -> None:
+        app = await in_daemon_thread(lambda: build_app(self._settings, manager))
+        self._server = _make_server(app)
+        if self._settings.browser:
+            _open_browser(self._url)
+        await self._server.serve(sockets=[self._listener])
+
+    async def _tell(self, manager: "ModelManager") -> None:
+        """The start in the terminal: each stage (with its share where a line can be rewritten), then the address."""
+        shown = ""
+        while (now := manager.status()).state != "ready":
+            line = now.detail if sys.stdout.isatty() else now.error or now.stage
+            if line and line != shown:
+                _show(line, passing=now.state == "loading")
+                shown = line
+            await asyncio.sleep(0.2)
+        _show(f"Fireside is ready: {self._url}  ({now.model}, {now.max_model_len:,} tokens of context)", passing=False)
+
+
+def _make_server(app: "FastAPI") -> "uvicorn.Server":
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+            return contextlib.nullcontext()  # signals end the engine too, so they are ours
+
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, timeout_keep_alive=65
+    )
+    return Server(config)
+
+
+def _show(line: str, *, passing: bool) -> None:
+    """`passing` lines are overwritten by the next where there is a terminal."""
+    if sys.stdout.isatty():
+        print(f"\r\033[K{line}", end="" if passing else "\n", flush=True)
+    else:
+        print(line, flush=True)
+
+
+def _open_browser(url: str) -> None:
+    """In a thread, since some browsers keep the call; not where only a text browser could open."""
+    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+
+def _begin_watch(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+    """The first Ctrl-C or SIGTERM begins an orderly end with a deadline; a second one ends everything at once."""
+
+    is_ending = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal is_ending
+        if is_ending:
+            _exit(1)
+        is_ending = True
+        deadline = threading.Timer(END_DEADLINE_S, _exit, (1,))
+        deadline.daemon = True
+        deadline.start()
+        loop.call_soon_threadsafe(ended.set)
+
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
+        number = getattr(signal, name, None)
+        if number is not None and (name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN):  # nohup
+            signal.signal(number, on_signal)
+
+
+def _exit(code: int) -> NoReturn:
+    """End now, with every child. Threads that are inside a download or an import are not waited for."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
