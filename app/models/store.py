@@ -1,0 +1,79 @@
+"""The models folder: which models are whole, and how large they are. Reads only; embedded and download write."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+# Present from the first byte of a download to its last: some files of a model are optional, so that a look at what is
+# there cannot tell "done" from "not yet".
+DOWNLOADING = ".fireside-downloading"
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+
+
+def is_whole(folder: Path) -> bool:
+    """Everything a load needs is there, at full length (config, tokenizer, every shard), and no download is under way."""
+    return not problems(folder)
+
+
+def problems(folder: Path) -> list[str]:
+    """What keeps this folder from being a model, in words; empty for a whole one."""
+    if not folder.is_dir():
+        return [f"{folder} is not a folder"]
+    found = []
+    if (folder / DOWNLOADING).exists():
+        found.append("its download has not finished")
+    if not (folder / "config.json").is_file():
+        found.append("config.json is missing")
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        found.append("tokenizer.json is missing")
+    return found + _weight_problems(folder)
+
+
+def bytes_on_disk(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _weight_problems(folder: Path) -> list[str]:
+    try:
+        names = _weight_files(folder)
+    except ValueError as error:
+        return [f"model.safetensors.index.json cannot be read ({error})"]
+    if not names:
+        return ["no .safetensors file is there"]
+    return [problem for name in names if (problem := _file_problem(folder / name))]
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The files that hold weights: those the index names, else those that lie there with the siblings they count."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+        return sorted(set(weight_map.values()))
+    names = {path.name for path in folder.glob("*.safetensors")}
+    for name in tuple(names):
+        if numbered := re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.safetensors", name):
+            stem, count = numbered.groups()
+            names |= {f"{stem}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)}
+    return sorted(names)
+
+
+def _file_problem(path: Path) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    expected, found = _expected_bytes(path), path.stat().st_size
+    if expected == found:
+        return None
+    return f"{path.name} has {found:,} bytes; its header says {expected:,}"
+
+
+def _expected_bytes(path: Path) -> int:
+    """A safetensors file tells its own length: 8 bytes, then a JSON header of that length, then the furthest tensor."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > path.stat().st_size:
+            return 8 + header_bytes
+        header: dict[str, Any] = json.loads(file.read(header_bytes) or b"{}")
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return 8 + header_bytes + max(ends, default=0)
