@@ -1,0 +1,62 @@
+"""One plan as tensors on the device."""
+
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import torch
+
+from engine.plan import BatchPlan, ScheduledSequence
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """
+    token_ids     [tokens] int64;  positions [tokens] int64;  slot_mapping [tokens] int64
+    block_table   [sequences, max_blocks] int32, padded with 0 past a sequence's own blocks
+    seq_lens      [sequences] int32, tokens in the cache after this step
+    cu_seqlens_q  [sequences + 1] int32
+    sample_rows   [samples] int64, rows whose hidden state gives a token
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    sample_rows: torch.Tensor
+
+
+def forward_batch(plan: BatchPlan, block_size: int, device: torch.device) -> ForwardBatch:
+    sequences = plan.sequences
+    bounds = list(accumulate((s.num_tokens for s in sequences), initial=0))
+    ends = [s.start + s.num_tokens for s in sequences]
+    widest = max(-(-end // block_size) for end in ends)
+    tables = [_padded(s.block_table, -(-end // block_size), widest) for s, end in zip(sequences, ends, strict=True)]
+    sample_rows = [bound - 1 for s, bound in zip(sequences, bounds[1:], strict=True) if s.samples]
+
+    def on_device(values: list[int] | list[list[int]], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return ForwardBatch(
+        token_ids=on_device(list(chain.from_iterable(s.token_ids for s in sequences)), torch.int64),
+        positions=on_device(list(chain.from_iterable(_positions(s) for s in sequences)), torch.int64),
+        slot_mapping=on_device(list(chain.from_iterable(_slots(s, block_size) for s in sequences)), torch.int64),
+        block_table=on_device(tables, torch.int32),
+        seq_lens=on_device(ends, torch.int32),
+        cu_seqlens_q=on_device(bounds, torch.int32),
+        sample_rows=on_device(sample_rows, torch.int64),
+    )
+
+
+def _positions(sequence: ScheduledSequence) -> range:
+    return range(sequence.start, sequence.start + sequence.num_tokens)
+
+
+def _slots(sequence: ScheduledSequence, block_size: int) -> list[int]:
+    table = sequence.block_table
+    return [table[p // block_size] * block_size + p % block_size for p in _positions(sequence)]
+
+
+def _padded(table: tuple[int, ...] | list[int], used: int, width: int) -> list[int]:
+    return list(table[:used]) + [0] * (width - used)

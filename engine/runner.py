@@ -1,0 +1,205 @@
+"""ModelRunner: a plan in, one token id for each sequence that samples out. Owns the weights and the KV cache."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import BadCheckpoint, BadRequest
+from engine.forward import forward_batch
+from engine.memory import Measured, check_weights_fit, plan_memory
+from engine.model.architectures import read_spec
+from engine.model.decoder import Decoder, DecoderBuilder
+from engine.model.kv_cache import KVCache
+from engine.model.spec import ModelSpec
+from engine.plan import BatchPlan, ScheduledSequence
+from engine.quant.base import Format
+from engine.quant.formats import open_format
+from engine.sampling.sampler import sample
+from engine.types import MemoryReport, ModelInfo, SamplingParams
+from engine.weights.reader import CheckpointReader
+from kernels.device import Device, open_device, usable_cores
+
+Progress = Callable[[str, float], None]
+
+_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+
+
+class ModelRunner:
+    def __init__(self, decoder: Decoder, cache: KVCache, device: Device, info: ModelInfo, memory: MemoryReport) -> None:
+        self._decoder, self._cache, self._device = decoder, cache, device
+        self.info, self.memory = info, memory
+
+    @torch.inference_mode()
+    def logits(self, plan: BatchPlan) -> torch.Tensor:
+        """[samples, vocab] fp32: of each sequence that samples, in plan order. Writes the plan's KV."""
+        batch = forward_batch(plan, self.memory.block_size, self._device.torch)
+        hidden = self._decoder.hidden(batch, self._cache)
+        return self._decoder.logits(hidden[batch.sample_rows])
+
+    @torch.inference_mode()
+    def run(self, plan: BatchPlan) -> list[int]:
+        """One sampled id for each sequence that samples, in plan order."""
+        logits = self.logits(plan)
+        if not plan.num_sampled:
+            return []
+        return sample(logits, [s for s in plan.sequences if s.samples]).tolist()
+
+
+def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
+    """Read the checkpoint `config.model`, size the KV pool, run one step to warm up.
+
+    `on_progress(stage, fraction)`. Raises EngineError: BadCheckpoint, UnsupportedModel, OutOfMemory, BadRequest.
+    """
+    on_progress("looking at the device", 0.0)
+    device = _open_device(config)
+    free_at_start = device.free_bytes()
+    folder = Path(config.model)
+    model_config = _read_json(folder / "config.json")
+    spec = read_spec(model_config)
+    dtype = _compute_dtype(config, spec, device)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else _KV_DTYPES[config.kv_cache_dtype]
+    fmt = open_format(folder, model_config)
+    decoder, weights_bytes = _load_decoder(config, folder, spec, fmt, device, dtype, on_progress)
+
+    on_progress("sizing the KV cache", 0.9)
+    measured = Measured(
+        free_at_start=free_at_start,
+        weights=weights_bytes,
+        workspace=_measure_workspace(config, decoder, device, kv_dtype),
+    )
+    plan = plan_memory(config, spec, device, measured, kv_dtype.itemsize)
+    cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch)
+    info = ModelInfo(
+        architecture=spec.architecture,
+        quantization=fmt.name if fmt else None,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device.name,
+        vocab_size=spec.vocab_size,
+        num_layers=len(spec.layers),
+        max_model_len=plan.max_model_len,
+        context_length=spec.context_length,
+        eos_token_ids=_eos_token_ids(folder, model_config),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_batched_tokens(config, device),
+    )
+    runner = ModelRunner(decoder, cache, device, info, plan.report)
+    on_progress("warming up", 0.95)
+    runner.run(_probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size))
+    return runner
+
+
+def _open_device(config: EngineConfig) -> Device:
+    try:
+        device = open_device(config.device)
+    except RuntimeError as error:
+        raise BadRequest(str(error)) from error
+    torch.set_num_threads(config.num_threads or usable_cores())
+    return device
+
+
+def _load_decoder(
+    config: EngineConfig,
+    folder: Path,
+    spec: ModelSpec,
+    fmt: Format | None,
+    device: Device,
+    dtype: torch.dtype,
+    on_progress: Progress,
+) -> tuple[Decoder, int]:
+    """The decoder and the bytes that its weights take."""
+    reader = CheckpointReader(folder)
+    check_weights_fit(config, device, reader.total_bytes())
+    allocated_before = torch.cuda.memory_allocated() if device.kind == "cuda" else 0
+
+    def on_layer(done: int) -> None:
+        on_progress(f"reading weights, layer {done} of {len(spec.layers)}", 0.05 + 0.8 * done / len(spec.layers))
+
+    max_len = min(config.max_model_len or spec.context_length, spec.context_length)
+    decoder = DecoderBuilder(spec, reader, fmt, device.torch, dtype).build(max_len, on_layer)
+    unused = [name for name in reader.unused() if not name.endswith("rotary_emb.inv_freq")]
+    reader.close()
+    if unused:
+        shown = ", ".join(unused[:5])
+        raise BadCheckpoint(f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}.")
+    if device.kind == "cuda":
+        return decoder, torch.cuda.memory_allocated() - allocated_before
+    return decoder, decoder.num_bytes
+
+
+def _compute_dtype(config: EngineConfig, spec: ModelSpec, device: Device) -> torch.dtype:
+    """fp32 on a CPU: 16-bit arithmetic is slower there without AVX-512 and less exact everywhere."""
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)
+    if device.kind == "cpu":
+        return torch.float32
+    return torch.bfloat16 if spec.dtype == "bfloat16" else torch.float16
+
+
+def _batched_tokens(config: EngineConfig, device: Device) -> int:
+    return config.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS[device.kind]
+
+
+@torch.inference_mode()
+def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype) -> int:
+    """Peak bytes of the largest step: measured by running it once on a card; computed on a CPU, where nothing counts."""
+    num_tokens, num_sequences = _batched_tokens(config, device), config.max_num_seqs
+    if device.kind == "cpu":
+        spec = decoder.spec
+        widest = max(2 * layer.ffn.intermediate_size for layer in spec.layers) + 4 * spec.hidden_size
+        return 4 * num_tokens * widest + 3 * 8 * num_sequences * spec.vocab_size
+    per_sequence = max(num_tokens // num_sequences, 1)
+    blocks = num_sequences * -(-per_sequence // config.block_size)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    cache = KVCache(decoder.spec, blocks, config.block_size, kv_dtype, device.torch)
+    cache_bytes = torch.cuda.memory_allocated() - before
+    plan = _probe_plan(num_sequences, per_sequence, config.block_size)
+    batch = forward_batch(plan, config.block_size, device.torch)
+    sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before - cache_bytes
+
+
+def _probe_plan(num_sequences: int, num_tokens: int, block_size: int) -> BatchPlan:
+    """Sequences of zeros that all sample with every sampling step on."""
+    blocks_each = -(-num_tokens // block_size)
+    params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50)
+    return BatchPlan(
+        tuple(
+            ScheduledSequence(
+                request_id="probe",
+                token_ids=(0,) * num_tokens,
+                start=0,
+                block_table=tuple(range(index * blocks_each, (index + 1) * blocks_each)),
+                samples=True,
+                sample_position=num_tokens,
+                params=params,
+                seed=index,
+            )
+            for index in range(num_sequences)
+        )
+    )
+
+
+def _eos_token_ids(folder: Path, model_config: dict[str, Any]) -> tuple[int, ...]:
+    """generation_config.json knows all end ids (Llama 3 has three), config.json often only one."""
+    path = folder / "generation_config.json"
+    generation = _read_json(path) if path.exists() else {}
+    ids = generation.get("eos_token_id", model_config.get("eos_token_id"))
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadCheckpoint(f"{path.parent.name} has no {path.name}. The folder is no model, or incomplete.") from error
+    except json.JSONDecodeError as error:
+        raise BadCheckpoint(f"{path.name} of {path.parent.name} is not JSON ({error}). Download it again.") from error

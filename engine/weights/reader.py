@@ -1,0 +1,90 @@
+"""Tensors of a checkpoint by name. A layer asks for what it needs; `unused()` tells what nobody asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import BadCheckpoint
+
+
+class CheckpointReader:
+    """The safetensors files of one folder, sharded or not, read lazily.
+
+    Raises BadCheckpoint for missing files, a broken header, an index that names what is not there, and missing tensors.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file_of = _index(folder)
+        self._open: dict[Path, Any] = {}
+        self._asked: set[str] = set()
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._file_of)
+
+    def has(self, name: str) -> bool:
+        return name in self._file_of
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor as stored, on the CPU."""
+        if name not in self._file_of:
+            raise BadCheckpoint(f"{self.folder.name} has no tensor {name!r}. The checkpoint is incomplete.")
+        self._asked.add(name)
+        return self._file(self._file_of[name]).get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape from the header, nothing read."""
+        if name not in self._file_of:
+            raise BadCheckpoint(f"{self.folder.name} has no tensor {name!r}. The checkpoint is incomplete.")
+        return tuple(self._file(self._file_of[name]).get_slice(name).get_shape())
+
+    def skip(self, name: str) -> None:
+        """Mark a tensor as known and not needed."""
+        self._asked.add(name)
+
+    def unused(self) -> list[str]:
+        return sorted(self.names - self._asked)
+
+    def total_bytes(self) -> int:
+        """Size of all files on disk."""
+        return sum(path.stat().st_size for path in set(self._file_of.values()))
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = _open_safetensors(path)
+        return self._open[path]
+
+
+def _index(folder: Path) -> dict[str, Path]:
+    index_file = folder / "model.safetensors.index.json"
+    if index_file.exists():
+        return _sharded_index(folder, index_file)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise BadCheckpoint(f"No *.safetensors file in {folder.name}. The download is incomplete, or another format.")
+    return {name: path for path in files for name in _open_safetensors(path).keys()}  # noqa: SIM118 (not a dict)
+
+
+def _sharded_index(folder: Path, index_file: Path) -> dict[str, Path]:
+    try:
+        weight_map: dict[str, str] = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
+    except (json.JSONDecodeError, KeyError) as error:
+        raise BadCheckpoint(f"{index_file.name} cannot be read ({error}). Download the model again.") from error
+    missing = sorted({name for name in weight_map.values() if not (folder / name).exists()})
+    if missing:
+        raise BadCheckpoint(f"{folder.name} lacks {', '.join(missing)}. The download is incomplete; resume it.")
+    return {tensor: folder / file for tensor, file in weight_map.items()}
+
+
+def _open_safetensors(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise BadCheckpoint(f"{path.name} is not a whole safetensors file ({error}). Download it again.") from error

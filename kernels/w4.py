@@ -1,0 +1,59 @@
+"""A 4-bit weight as the kernels hold it: one layout for every checkpoint format, packed once at load."""
+
+from dataclasses import dataclass
+
+import torch
+
+TILE_N = 64  # outputs that lie side by side: one tile is a contiguous stream along K for one core
+
+
+@dataclass(frozen=True, slots=True)
+class W4Weight:
+    """y[n] = sum over k of x[k] * (code[k, n] * scales[k // group, n] + offsets[k // group, n]).
+
+    packed   uint8 [N / 64, K / 2, 64]: byte (t, i, j) holds code[2i, 64t + j] low and code[2i + 1, 64t + j] high;
+             N is padded to a multiple of 64 with codes 0
+    scales   fp32 [K / group, N], sign kept;  offsets fp32 [K / group, N] = -zero * scale
+    num_outputs  N before padding
+
+    A scale and an offset, instead of a scale and an integer zero point, hold every format without loss: GPTQ and
+    AWQ (their product fits fp32 exactly) and llm-awq's scaled zeros, which are fp16 numbers of their own.
+    """
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor
+    num_outputs: int
+
+    @property
+    def num_inputs(self) -> int:
+        return self.packed.shape[1] * 2
+
+    @property
+    def group_size(self) -> int:
+        return self.num_inputs // self.scales.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.packed, self.scales, self.offsets))
+
+    def codes(self) -> torch.Tensor:
+        """uint8 [K, N], the padding cut off."""
+        pairs = torch.stack((self.packed & 15, self.packed >> 4), dim=2)  # [tiles, K / 2, 2, 64]
+        return pairs.permute(1, 2, 0, 3).reshape(self.num_inputs, -1)[:, : self.num_outputs]
+
+
+def pack_w4(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor) -> W4Weight:
+    """codes uint8 [K, N] of 0..15, K even; scales, offsets [K / group, N].
+
+    Raises ValueError when the shapes do not belong together.
+    """
+    k, n = codes.shape
+    if k % 2 or scales.shape != offsets.shape or scales.shape[1] != n or k % scales.shape[0]:
+        raise ValueError(
+            f"codes {tuple(codes.shape)} with scales {tuple(scales.shape)}, offsets {tuple(offsets.shape)}"
+        )
+    padded = torch.nn.functional.pad(codes, (0, -n % TILE_N))
+    pairs = padded.view(k // 2, 2, -1, TILE_N)
+    packed = (pairs[:, 0] | (pairs[:, 1] << 4)).transpose(0, 1).contiguous()
+    return W4Weight(packed, scales.float().contiguous(), offsets.float().contiguous(), n)
