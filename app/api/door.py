@@ -10,6 +10,7 @@ import uuid
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -57,6 +58,8 @@ class Door:
     async def _inside(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         try:
             await self._app(scope, receive, reply.send)
+        except ClientDisconnect:
+            _log.info("request %s: the client left while sending", reply.request_id)
         except Exception:
             _log.exception("request %s: %s %s failed", reply.request_id, scope["method"], scope["path"])
             if not reply.started:

@@ -1,4 +1,4 @@
-"""The numbers behind GET /metrics: Prometheus text, prefix fireside_, names otherwise as vLLM's, so dashboards carry over.
+"""The numbers behind GET /metrics: Prometheus text, prefix fireside_, names otherwise as vLLM's, for its dashboards.
 
 A registry of its own for each app, no global one. Turns are told by ChatService (it sees the page's too); the engine's
 own counts are read when somebody asks.

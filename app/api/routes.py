@@ -1,5 +1,7 @@
 """Puts the HTTP API on an app. `install` is the whole public face of app.api; app.server calls it, once."""
 
+import logging
+
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -16,6 +18,7 @@ from app.errors import AppError
 
 __all__ = ["LOOPBACK_HOSTS", "Metrics", "Shelf", "install"]
 
+_log = logging.getLogger("fireside.api")
 _ANY = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
@@ -38,8 +41,8 @@ def install(
     allowed_hosts  names that the Host header may carry; LOOPBACK_HOSTS where the server is bound to loopback, with
                    its own names added where it is bound elsewhere; None lets every name in
     """
-    app.include_router(chat_router(service))
-    app.include_router(completions_router(service))
+    app.include_router(chat_router(service, shelf))
+    app.include_router(completions_router(service, shelf))
     app.include_router(models_router(shelf))
     app.include_router(health_router(shelf, metrics, version))
     _refuse_the_rest(app)
@@ -80,6 +83,7 @@ def _unknown_path(request: Request) -> AppError:
 
 async def _app_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AppError)
+    _log.info("request %s: refused, %s: %s", request.state.request_id, error.code, error.text)
     return error_response(error)
 
 

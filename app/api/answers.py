@@ -1,0 +1,148 @@
+"""Deltas -> the objects of OpenAI's two answer formats, as chunks of a stream and as one whole.
+
+Rules kept here, each of which has broken a client: every object has id, object, created, model and a `choices` list;
+every choice has an index; the role stands in the first chunk alone; exactly one finish_reason a choice.
+"""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.chat.types import ChatDelta, Timings, Usage
+
+
+@dataclass(slots=True)
+class Answer:
+    """One whole answer: the sum of its deltas."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+    def add(self, delta: ChatDelta) -> None:
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        if delta.finish_reason is not None:
+            self.finish_reason, self.usage, self.timings = delta.finish_reason, delta.usage, delta.timings
+
+
+class AnswerFormat(ABC):
+    """
+    model      echoed to the client
+    choices    answers a prompt; the prompt's tokens count once for all of them
+    """
+
+    prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, model: str, choices: int) -> None:
+        self._id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self.choices = choices
+
+    @abstractmethod
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The chunk that opens answer `index`, if the format has one."""
+
+    @abstractmethod
+    def _delta(self, delta: ChatDelta) -> dict[str, Any]:
+        """The part of a chunk's choice that carries text."""
+
+    @abstractmethod
+    def _whole(self, answer: Answer) -> dict[str, Any]:
+        """The part of a whole choice that carries text."""
+
+    def chunk(self, index: int, delta: ChatDelta) -> dict[str, Any]:
+        choice = {"index": index, **self._delta(delta), "logprobs": None, "finish_reason": delta.finish_reason}
+        frame = self._frame(self.chunk_object, [choice])
+        if delta.timings is not None and delta.usage is not None:
+            frame["timings"] = timings_block(delta.usage, delta.timings)
+        return frame
+
+    def usage_chunk(self, usages: Sequence[Usage]) -> dict[str, Any]:
+        return self._frame(self.chunk_object, []) | {"usage": self._usage(usages)}
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        choices = [
+            {"index": index, **self._whole(answer), "logprobs": None, "finish_reason": answer.finish_reason}
+            for index, answer in enumerate(answers)
+        ]
+        usages = [answer.usage for answer in answers if answer.usage is not None]
+        frame = self._frame(self.whole_object, choices) | {"usage": self._usage(usages)}
+        if len(answers) == 1 and answers[0].timings is not None:
+            frame["timings"] = timings_block(usages[0], answers[0].timings)
+        return frame
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+
+    def _usage(self, usages: Sequence[Usage]) -> dict[str, Any]:
+        prompts = usages[:: self.choices]
+        prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
+        completion_tokens = sum(usage.completion_tokens for usage in usages)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
+        }
+
+
+class ChatFormat(AnswerFormat):
+    prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self, index: int) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._frame(self.chunk_object, [choice])
+
+    def _delta(self, delta: ChatDelta) -> dict[str, Any]:
+        parts = {"content": delta.text, "reasoning_content": delta.reasoning}
+        return {"delta": {name: text for name, text in parts.items() if text}}
+
+    def _whole(self, answer: Answer) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        return {"message": message}
+
+
+class CompletionFormat(AnswerFormat):
+    prefix = "cmpl"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def _delta(self, delta: ChatDelta) -> dict[str, Any]:
+        return {"text": delta.text}
+
+    def _whole(self, answer: Answer) -> dict[str, Any]:
+        return {"text": answer.text}
+
+
+def timings_block(usage: Usage, timings: Timings) -> dict[str, float]:
+    """llama.cpp's block, which several web clients show as tokens a second."""
+    return {
+        "prompt_n": usage.prompt_tokens - usage.cached_tokens,
+        "cache_n": usage.cached_tokens,
+        "prompt_ms": timings.prefill_s * 1000,
+        "prompt_per_second": timings.prompt_per_second,
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": timings.decode_s * 1000,
+        "predicted_per_second": timings.predicted_per_second,
+    }

@@ -1,0 +1,62 @@
+"""Reads a request's body into a pydantic model; whatever is wrong with it becomes a 400 (413) that names the place."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from app.api.errors import echo
+from app.errors import AppError
+
+MAX_BODY_BYTES = 64 * 2**20  # a million-token prompt as text or ids fits several times
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read_body(request: Request, model: type[Body]) -> Body:
+    """The body as `model`, whatever its Content-Type says. Raises AppError."""
+    raw = await _bounded(request)
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise _explained(error) from error
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its body with `read_body`."""
+    schema = model.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def invalid(param: str, message: str) -> AppError:
+    """A 400 for the request field `param`."""
+    return AppError(400, "invalid_value", f"`{param}`: {message}", param=param)
+
+
+async def _bounded(request: Request) -> bytes:
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > MAX_BODY_BYTES:
+            raise AppError(413, "body_too_large", f"The body has more than {MAX_BODY_BYTES:,} bytes.")
+    return bytes(raw)
+
+
+def _explained(error: ValidationError) -> AppError:
+    """The first mistake, in OpenAI's shape."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return AppError(400, "invalid_json", f"The body is not valid JSON: {first['msg']}.")
+    if not first["loc"]:
+        return AppError(400, "invalid_json", "The body must be a JSON object.")
+    param = _path(first["loc"])
+    if first["type"] == "missing":
+        return AppError(400, "missing_field", f"`{param}` is missing.", param=param)
+    return invalid(param, f"{first['msg']}; got {echo(first['input'])}.")
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    """("messages", 0, "role") -> messages[0].role"""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc)
+    return "".join(steps).removeprefix(".")

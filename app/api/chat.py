@@ -1,0 +1,29 @@
+"""POST /v1/chat/completions."""
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.answers import ChatFormat
+from app.api.body import body_schema, read_body
+from app.api.ids import engine_request_id
+from app.api.models import Shelf
+from app.api.protocol import ChatBody
+from app.api.stream import AnswerReply
+from app.chat.service import ChatService
+
+
+def chat_router(service: ChatService, shelf: Shelf) -> APIRouter:
+    router = APIRouter(tags=["chat"])
+
+    @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+    @router.post("/chat/completions", include_in_schema=False)
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, ChatBody)
+        sources = [service.stream(asked) for asked in body.requests(engine_request_id(request))]
+        return AnswerReply(
+            sources,
+            ChatFormat(body.model or shelf.health().model, body.num_choices),
+            stream=bool(body.stream),
+            usage=body.wants_usage,
+        )
+
+    return router

@@ -1,0 +1,29 @@
+"""POST /v1/completions."""
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.answers import CompletionFormat
+from app.api.body import body_schema, read_body
+from app.api.ids import engine_request_id
+from app.api.models import Shelf
+from app.api.protocol import CompletionBody
+from app.api.stream import AnswerReply
+from app.chat.service import ChatService
+
+
+def completions_router(service: ChatService, shelf: Shelf) -> APIRouter:
+    router = APIRouter(tags=["completions"])
+
+    @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+    @router.post("/completions", include_in_schema=False)
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionBody)
+        sources = [service.complete(asked) for asked in body.requests(engine_request_id(request))]
+        return AnswerReply(
+            sources,
+            CompletionFormat(body.model or shelf.health().model, body.num_choices),
+            stream=bool(body.stream),
+            usage=body.wants_usage,
+        )
+
+    return router

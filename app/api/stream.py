@@ -1,0 +1,225 @@
+"""Deltas -> an HTTP reply, as server-sent events or as one JSON object. Client gone -> iterators closed, either way.
+
+The order of a stream: headers as soon as the request is accepted, an opening chunk for each answer, text, finish
+chunks, usage if asked, [DONE], end of the body. While nothing comes, a comment keeps the connection alive, and now and then an
+empty chunk: some clients' clocks count chunks alone. A failure after the headers is an error frame, then the end.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from app.api.answers import Answer, AnswerFormat
+from app.api.errors import error_body, error_response, internal_error
+from app.chat.types import ChatDelta, Usage
+from app.errors import AppError
+
+KEEP_ALIVE_S = 10.0
+EMPTY_CHUNK_S = 60.0
+_ACCEPT_S = 10.0  # a request that still waits for its model after this long gets its headers and keep-alives
+_REFUSAL_S = 0.25  # the engine's own refusals (queue full) come at once, if at all; they still become a status
+
+_log = logging.getLogger("fireside.api")
+_SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_SSE_TYPE = "text/event-stream; charset=utf-8"
+
+
+class AnswerReply(Response):
+    """The reply to a generation request.
+
+    sources   an iterator for each answer, `format.choices` for each prompt; not started yet
+    usage     a stream ends with the usage chunk
+    """
+
+    def __init__(
+        self, sources: Sequence[AsyncGenerator[ChatDelta, None]], format: AnswerFormat, *, stream: bool, usage: bool
+    ) -> None:
+        super().__init__()
+        self._sources = sources
+        self._format = format
+        self._stream = stream
+        self._usage = usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = self._as_stream if self._stream else self._as_whole
+        work = asyncio.create_task(reply(scope, receive, send))
+        gone = asyncio.create_task(_client_gone(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel(work, gone)
+        if not work.cancelled():
+            work.result()
+
+    async def _as_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answers = [Answer() for _ in self._sources]
+        async with Merged(self._sources, self._format.choices) as merged:
+            try:
+                while merged.open:
+                    index, delta = await merged.next()
+                    answers[index].add(delta)
+                reply = Response(orjson.dumps(self._format.whole(answers)), media_type="application/json")
+            except Exception as error:
+                reply = error_response(_app_error(error))
+        await reply(scope, receive, send)
+
+    async def _as_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with Merged(self._sources, self._format.choices) as merged:
+            try:
+                early = await _before_headers(merged)
+            except Exception as error:
+                await error_response(_app_error(error))(scope, receive, send)
+                return
+            await send(_head())
+            async with aclosing(self._frames(merged, early)) as frames:
+                async for frame in frames:
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _frames(self, merged: "Merged", early: Sequence[tuple[int, ChatDelta]]) -> AsyncGenerator[bytes, None]:
+        for index in range(len(self._sources)):
+            opening = self._format.opening(index)
+            if opening is not None:
+                yield sse(opening)
+        usages: dict[int, Usage] = {}
+        try:
+            async for index, delta in _all(early, merged):
+                if delta is None:
+                    yield b": keep-alive\n\n"
+                    continue
+                if delta.usage is not None:
+                    usages[index] = delta.usage
+                yield sse(self._format.chunk(index, delta))
+        except Exception as error:
+            yield sse(error_body(_app_error(error)))
+            return
+        if self._usage:
+            yield sse(self._format.usage_chunk([usages[index] for index in sorted(usages)]))
+        yield b"data: [DONE]\n\n"
+
+
+class Merged:
+    """Several answers as one sequence of (index, delta). Leaving the `async with` closes every source.
+
+    The answers of one prompt come `choices` in a row. The first of them goes ahead to its first text, so that the
+    others find the prompt in the prefix cache.
+
+    open   indices of the answers that have not finished
+    """
+
+    def __init__(self, sources: Sequence[AsyncGenerator[ChatDelta, None]], choices: int) -> None:
+        self._sources = sources
+        self._choices = choices
+        self._ready = [asyncio.Event() for _ in sources[::choices]]
+        self._queue: asyncio.Queue[tuple[int, ChatDelta | Exception]] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.open = set(range(len(sources)))
+
+    async def __aenter__(self) -> "Merged":
+        self._tasks = [asyncio.create_task(self._drain(index)) for index in range(len(self._sources))]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await _cancel(*self._tasks)
+
+    async def next(self, timeout_s: float | None = None) -> tuple[int, ChatDelta]:
+        """Raises what a source raised; TimeoutError where nothing came, which loses nothing."""
+        if self._queue.empty():
+            async with asyncio.timeout(timeout_s):
+                index, item = await self._queue.get()
+        else:
+            index, item = self._queue.get_nowait()
+        if isinstance(item, Exception):
+            raise item
+        if item.finish_reason is not None:
+            self.open.discard(index)
+        return index, item
+
+    async def _drain(self, index: int) -> None:
+        first_of_prompt, is_follower = divmod(index, self._choices)
+        ready = self._ready[first_of_prompt]
+        if is_follower:
+            await ready.wait()
+        try:
+            async with aclosing(self._sources[index]) as deltas:
+                async for delta in deltas:
+                    self._queue.put_nowait((index, delta))
+                    if delta.text or delta.reasoning or delta.finish_reason:
+                        ready.set()
+        except Exception as error:
+            self._queue.put_nowait((index, error))
+
+
+def sse(frame: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(frame) + b"\n\n"
+
+
+async def _before_headers(merged: Merged) -> list[tuple[int, ChatDelta]]:
+    """Wait until the request is accepted, and a moment longer: a refusal before the headers still has a status."""
+    early: list[tuple[int, ChatDelta]] = []
+    try:
+        early.append(await merged.next(_ACCEPT_S))
+        early.append(await merged.next(_REFUSAL_S))
+    except TimeoutError:
+        pass
+    return early
+
+
+async def _all(early: Sequence[tuple[int, ChatDelta]], merged: Merged) -> AsyncIterator[tuple[int, ChatDelta | None]]:
+    """Every delta that says something; in a silence (0, None) each KEEP_ALIVE_S and an empty one each EMPTY_CHUNK_S."""
+    for index, delta in early:
+        if _says_something(delta):
+            yield index, delta
+    last_chunk = time.monotonic()
+    while merged.open:
+        try:
+            index, delta = await merged.next(KEEP_ALIVE_S)
+        except TimeoutError:
+            if time.monotonic() - last_chunk < EMPTY_CHUNK_S:
+                yield 0, None
+                continue
+            index, delta = min(merged.open), ChatDelta()
+        else:
+            if not _says_something(delta):
+                continue
+        last_chunk = time.monotonic()
+        yield index, delta
+
+
+def _says_something(delta: ChatDelta) -> bool:
+    return bool(delta.text or delta.reasoning or delta.finish_reason)
+
+
+def _head() -> Message:
+    response = Response(headers=_SSE_HEADERS, media_type=_SSE_TYPE)
+    del response.headers["content-length"]
+    return {"type": "http.response.start", "status": 200, "headers": response.raw_headers}
+
+
+async def _client_gone(receive: Receive) -> None:
+    """Returns when the client has closed its side; the body was read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _app_error(error: Exception) -> AppError:
+    if isinstance(error, AppError):
+        return error
+    _log.error("an answer failed", exc_info=error)
+    return internal_error()

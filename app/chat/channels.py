@@ -1,0 +1,110 @@
+"""Text of one answer -> its channels: what the model thinks (`<think>...</think>`) and what it says.
+
+One state machine for streams and whole answers. A tag that is not whole yet is held back; blank space around the
+thinking belongs to the template's layout and goes to neither channel.
+"""
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+OPEN = "<think>"
+CLOSE = "</think>"
+
+
+class Piece(NamedTuple):
+    reasoning: str = ""
+    content: str = ""
+
+    def __add__(self, other: object) -> "Piece":
+        assert isinstance(other, Piece)
+        return Piece(self.reasoning + other.reasoning, self.content + other.content)
+
+
+class _State(Enum):
+    BEGIN = auto()  # nothing but blanks yet: a tag may open
+    THINK_BEGIN = auto()  # tag open, nothing but blanks since
+    THINK = auto()
+    CONTENT_BEGIN = auto()  # tag closed, nothing but blanks since
+    CONTENT = auto()
+
+
+class Channels:
+    """opened   the prompt itself ends inside an open tag, as some templates write it"""
+
+    def __init__(self, *, opened: bool = False) -> None:
+        self._state = _State.THINK_BEGIN if opened else _State.BEGIN
+        self._held = ""
+
+    def feed(self, text: str) -> Piece:
+        self._held += text
+        piece = Piece()
+        before = None
+        while before is not self._state:  # a step that changes the state may leave work for the next one
+            before = self._state
+            piece += _STEPS[before](self)
+        return piece
+
+    def finish(self) -> Piece:
+        """What was held back, now that nothing follows: half a tag was no tag."""
+        held, self._held = self._held, ""
+        return Piece(reasoning=held) if self._state in (_State.THINK_BEGIN, _State.THINK) else Piece(content=held)
+
+    def _begin(self) -> Piece:
+        """Only an answer's very first word can open a tag: later the model may well write about one."""
+        text = self._held.lstrip()
+        if text.startswith(OPEN):
+            self._held = text[len(OPEN) :]
+            self._state = _State.THINK_BEGIN
+        elif not OPEN.startswith(text):
+            self._state = _State.CONTENT
+        return Piece()
+
+    def _think_begin(self) -> Piece:
+        return self._skip_blanks(_State.THINK)
+
+    def _think(self) -> Piece:
+        end = self._held.find(CLOSE)
+        if end >= 0:
+            text, self._held = self._held[:end].rstrip(), self._held[end + len(CLOSE) :]
+            self._state = _State.CONTENT_BEGIN
+            return Piece(reasoning=text)
+        certain = self._held[: len(self._held) - _begun(CLOSE, self._held)].rstrip()
+        self._held = self._held[len(certain) :]
+        return Piece(reasoning=certain)
+
+    def _content_begin(self) -> Piece:
+        return self._skip_blanks(_State.CONTENT)
+
+    def _content(self) -> Piece:
+        text, self._held = self._held, ""
+        return Piece(content=text)
+
+    def _skip_blanks(self, then: _State) -> Piece:
+        self._held = self._held.lstrip()
+        if self._held:
+            self._state = then
+        return Piece()
+
+
+_STEPS = {
+    _State.BEGIN: Channels._begin,
+    _State.THINK_BEGIN: Channels._think_begin,
+    _State.THINK: Channels._think,
+    _State.CONTENT_BEGIN: Channels._content_begin,
+    _State.CONTENT: Channels._content,
+}
+
+
+def prompt_opens_thinking(prompt: str) -> bool:
+    """The template wrote the opening tag, so the answer starts inside it."""
+    return prompt.rstrip().endswith(OPEN)
+
+
+def text_is_thinking(text: str) -> bool:
+    """An answer that was begun as `text` and goes on is still inside its tag."""
+    return text.lstrip().startswith(OPEN) and CLOSE not in text
+
+
+def _begun(tag: str, text: str) -> int:
+    """Length of the longest end of `text` with which `tag` begins."""
+    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)

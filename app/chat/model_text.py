@@ -1,0 +1,103 @@
+"""What a model's folder says about text: its tokenizer, its chat template, its sampling defaults."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.chat.files import read_json_if_there
+from app.chat.template import ChatTemplate
+from app.chat.tokenizer import Tokenizer
+from app.chat.types import ChatRequest, SamplingOptions
+from app.errors import AppError
+from engine.types import SamplingParams
+
+_LONG_TEXT = 10_000  # characters; a longer text is rendered and tokenised in a thread (about 10 ms and up)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """
+    template   None where the model has none
+    defaults   generation_config.json
+    """
+
+    folder: Path
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, folder: Path) -> "ModelText":
+        """Takes about a second for a large vocabulary. Raises AppError naming the file at fault."""
+        return cls(
+            folder=folder,
+            tokenizer=Tokenizer(folder),
+            template=ChatTemplate.from_folder(folder),
+            defaults=read_json_if_there(folder / "generation_config.json"),
+        )
+
+    async def chat_prompt(self, request: ChatRequest) -> tuple[str, tuple[int, ...]]:
+        """The prompt's text and ids. Raises AppError (400)."""
+        size = sum(len(message.content) for message in request.messages)
+        if size > _LONG_TEXT:
+            return await asyncio.to_thread(self._chat_prompt, request)
+        return self._chat_prompt(request)
+
+    def _chat_prompt(self, request: ChatRequest) -> tuple[str, tuple[int, ...]]:
+        if self.template is None:
+            raise AppError(
+                400,
+                "no_chat_template",
+                f"{self.folder.name} has no chat template.",
+                hint="Use /v1/completions, or put a chat_template.jinja into its folder.",
+            )
+        text = self.template.render(
+            request.messages,
+            continue_final_message=request.continue_final_message,
+            variables=request.template_kwargs,
+        )
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
+
+    async def plain_prompt(self, text: str) -> tuple[int, ...]:
+        """Ids of a text to be continued. Raises AppError (400)."""
+        if len(text) > _LONG_TEXT:
+            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=True)
+        return self.tokenizer.encode(text, add_special_tokens=True)
+
+    def sampling(self, options: SamplingOptions) -> SamplingParams:
+        """The caller's word first, then the model's, then the engine's own default.
+
+        A stop string that is written as one control token never shows in the text, so it becomes a stop id.
+        """
+        stop_ids = [token_id for stop in options.stop if (token_id := self.tokenizer.special_id(stop)) is not None]
+        return SamplingParams(
+            max_tokens=options.max_tokens,
+            temperature=float(self._first_of(options.temperature, "temperature", 1.0)),
+            top_p=float(self._first_of(options.top_p, "top_p", 1.0)),
+            top_k=max(0, int(self._first_of(options.top_k, "top_k", 0))),  # some files write -1 for "all"
+            seed=options.seed,
+            stop_token_ids=(*options.stop_token_ids, *stop_ids),
+            ignore_eos=options.ignore_eos,
+        )
+
+    def _first_of(self, asked: float | None, name: str, fallback: float) -> Any:
+        if asked is not None:
+            return asked
+        default = self.defaults.get(name)
+        return fallback if default is None else default
+
+
+class ModelTexts:
+    """Keeps the text side of the model in hand; another folder replaces it."""
+
+    def __init__(self) -> None:
+        self._held: ModelText | None = None
+        self._loading = asyncio.Lock()
+
+    async def of(self, folder: Path) -> ModelText:
+        async with self._loading:
+            if self._held is None or self._held.folder != folder:
+                self._held = await asyncio.to_thread(ModelText.load, folder)
+            return self._held

@@ -1,0 +1,274 @@
+"""ChatService: one turn of talk, from messages to deltas. What the API and the page both call.
+
+    request -> ModelSource -> template -> tokenizer -> engine -> detokenizer -> channels -> deltas
+
+Closing the returned iterator at any point closes the engine's, which aborts the request there.
+"""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, cast
+
+from app.chat.channels import Channels, prompt_opens_thinking, text_is_thinking
+from app.chat.detokenizer import Detokenizer
+from app.chat.model_text import ModelText, ModelTexts
+from app.chat.types import (
+    ChatDelta,
+    ChatRequest,
+    CompletionRequest,
+    LoadedModel,
+    ModelSource,
+    SamplingOptions,
+    Timings,
+    Usage,
+)
+from app.errors import AppError, from_engine_error
+from engine.errors import EngineError
+from engine.types import FinishReason, ModelInfo, RequestTimes, TokenEvent
+
+_log = logging.getLogger("fireside.chat")
+
+Ending = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnRecord:
+    """One turn as it went; complete when it is over.
+
+    reason       abort: the caller left before the end
+    error_code   with reason "error"
+    ttft_s       request to first token; None where none came
+    times        the engine's own; None where it was stopped from here (stop string, abort)
+    """
+
+    request_id: str
+    model: str
+    reason: Ending = "abort"
+    error_code: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    times: RequestTimes | None = None
+    started: float = field(default_factory=time.perf_counter)
+
+    def token(self, event: TokenEvent) -> None:
+        """Count one event of the engine; the stop id counts as a token of the answer."""
+        self.total_s = time.perf_counter() - self.started
+        self.prompt_tokens, self.cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
+        self.completion_tokens += event.token_id is not None
+        self.times = event.times
+        if self.ttft_s is None:
+            self.ttft_s = self.total_s
+
+    def failed(self, code: str | None) -> None:
+        self.reason, self.error_code = "error", code
+
+
+class TurnObserver(Protocol):
+    """Who counts turns (the metrics)."""
+
+    def token(self, gap_s: float) -> None:
+        """A token came, `gap_s` after the one before it in the same answer."""
+        ...
+
+    def ended(self, turn: TurnRecord) -> None: ...
+
+
+class ChatService:
+    """Answers requests with the models of `source`. One for the API and the page; any number of turns at once."""
+
+    def __init__(self, source: ModelSource, *, observer: TurnObserver | None = None) -> None:
+        self._source = source
+        self._observer = observer
+        self._texts = ModelTexts()
+
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """The answer to a conversation. The first delta is empty and says that the request is accepted: the model is
+        ready, the prompt is made and fits. Raises AppError, before it or (the engine's fault) after."""
+        async with self._turn(request.request_id, request.model) as turn:
+            model = await self._source.acquire(request.model)
+            text = await self._texts.of(model.folder)
+            prompt, prompt_ids = await text.chat_prompt(request)
+            channels = Channels(opened=_starts_thinking(request, prompt))
+            async with aclosing(self._answer(turn, model, text, prompt_ids, request.sampling)) as deltas:
+                yield await anext(deltas)
+                async for delta in deltas:
+                    routed = _route(channels, delta)
+                    if routed.text or routed.reasoning or routed.finish_reason:
+                        yield routed
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[ChatDelta, None]:
+        """The raw continuation of a text or of token ids; otherwise as `stream`, without channels."""
+        async with self._turn(request.request_id, request.model) as turn:
+            model = await self._source.acquire(request.model)
+            text = await self._texts.of(model.folder)
+            prompt_ids = await _plain_prompt(request.prompt, text, model.info)
+            async with aclosing(self._answer(turn, model, text, prompt_ids, request.sampling)) as deltas:
+                yield await anext(deltas)
+                if request.echo:
+                    yield ChatDelta(text=_echoed(request.prompt, text))
+                async for delta in deltas:
+                    yield delta
+
+    async def _answer(
+        self,
+        turn: TurnRecord,
+        model: LoadedModel,
+        text: ModelText,
+        prompt_ids: tuple[int, ...],
+        options: SamplingOptions,
+    ) -> AsyncGenerator[ChatDelta, None]:
+        """Tokens to text. Ends with exactly one delta that has a finish_reason, or raises."""
+        turn.prompt_tokens = len(prompt_ids)
+        _check_room(prompt_ids, options, model.info)
+        yield ChatDelta()
+        written = Detokenizer(text.tokenizer, options.stop)
+        events = model.engine.submit(turn.request_id, prompt_ids, text.sampling(options))
+        async with aclosing(cast(AsyncGenerator[TokenEvent, None], events)) as closable:
+            last = ""
+            async for event in closable:
+                self._count(turn, event)
+                last = _text_of(event, written)
+                if event.finish_reason is not None or written.stopped_by is not None:
+                    turn.reason = "stop" if written.stopped_by is not None else _ending(event.finish_reason)
+                    break
+                if last:
+                    yield ChatDelta(text=last)
+            else:
+                raise AppError(500, "engine_died", "The engine ended this answer without saying why.")
+        yield _last_delta(turn, last + written.finish())
+
+    def _count(self, turn: TurnRecord, event: TokenEvent) -> None:
+        before, is_first = turn.total_s, turn.ttft_s is None
+        turn.token(event)
+        if self._observer is not None and not is_first:
+            self._observer.token(turn.total_s - before)
+
+    @asynccontextmanager
+    async def _turn(self, request_id: str, model: str) -> AsyncIterator[TurnRecord]:
+        """Around every turn: engine errors become app errors, and however it ends, it is counted and logged."""
+        turn = TurnRecord(request_id=request_id, model=model)
+        try:
+            yield turn
+        except EngineError as error:
+            turn.failed(error.code)
+            raise from_engine_error(error) from error
+        except AppError as error:
+            turn.failed(error.code)
+            raise
+        except Exception:
+            turn.failed("internal_error")
+            raise
+        finally:
+            turn.total_s = time.perf_counter() - turn.started
+            if self._observer is not None:
+                self._observer.ended(turn)
+            _log.info(_line(turn))
+
+
+def _starts_thinking(request: ChatRequest, prompt: str) -> bool:
+    if request.continue_final_message:
+        return text_is_thinking(request.messages[-1].content)
+    return prompt_opens_thinking(prompt)
+
+
+def _route(channels: Channels, delta: ChatDelta) -> ChatDelta:
+    piece = channels.feed(delta.text)
+    if delta.finish_reason is not None:
+        piece += channels.finish()
+    return ChatDelta(
+        text=piece.content,
+        reasoning=piece.reasoning,
+        finish_reason=delta.finish_reason,
+        usage=delta.usage,
+        timings=delta.timings,
+    )
+
+
+async def _plain_prompt(prompt: str | tuple[int, ...], text: ModelText, info: ModelInfo) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return await text.plain_prompt(prompt)
+    for token_id in prompt:
+        if not 0 <= token_id < info.vocab_size:
+            raise AppError(
+                400,
+                "invalid_token_id",
+                f"Token id {token_id} is outside this model's vocabulary of {info.vocab_size:,}.",
+                param="prompt",
+            )
+    return prompt
+
+
+def _echoed(prompt: str | tuple[int, ...], text: ModelText) -> str:
+    return prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt)
+
+
+def _check_room(prompt_ids: tuple[int, ...], options: SamplingOptions, info: ModelInfo) -> None:
+    """Refuse before anything is computed. Agents look for the first sentence and then shorten their history."""
+    asked, answer = len(prompt_ids), options.max_tokens
+    if not prompt_ids:
+        raise AppError(400, "empty_prompt", "The prompt has no tokens.", hint="Send some text.")
+    if asked + (answer or 1) <= info.max_model_len:
+        return
+    raise AppError(
+        400,
+        "context_length_exceeded",
+        f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
+        f"{asked + (answer or 1)} tokens ({asked} in the messages, {answer or 1} in the completion).",
+        hint="Please reduce the length of the messages or completion, or load the model with a larger context.",
+    )
+
+
+def _text_of(event: TokenEvent, written: Detokenizer) -> str:
+    """A stop id is no text."""
+    if event.token_id is None or event.finish_reason is FinishReason.STOP:
+        return ""
+    return written.feed(event.token_id)
+
+
+def _ending(reason: FinishReason | None) -> Ending:
+    if reason is FinishReason.ABORT:
+        raise AppError(503, "aborted", "The model was taken away during this answer.", hint="Send the request again.")
+    return "length" if reason is FinishReason.LENGTH else "stop"
+
+
+def _last_delta(turn: TurnRecord, text: str) -> ChatDelta:
+    assert turn.reason in ("stop", "length")
+    usage = Usage(
+        prompt_tokens=turn.prompt_tokens,
+        completion_tokens=turn.completion_tokens,
+        cached_tokens=turn.cached_tokens,
+    )
+    return ChatDelta(text=text, finish_reason=turn.reason, usage=usage, timings=_timings(turn))
+
+
+def _timings(turn: TurnRecord) -> Timings:
+    """The engine's times; where a stop string ended the answer from here, ours: the prompt's include its waiting."""
+    ttft_s = turn.ttft_s or 0.0
+    times = turn.times or RequestTimes(queue_s=0.0, prefill_s=ttft_s, decode_s=turn.total_s - ttft_s)
+    return Timings(
+        queue_s=times.queue_s,
+        prefill_s=times.prefill_s,
+        decode_s=times.decode_s,
+        prompt_per_second=_rate(turn.prompt_tokens - turn.cached_tokens, times.prefill_s),
+        predicted_per_second=_rate(turn.completion_tokens - 1, times.decode_s),  # the first token came with the prompt
+    )
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0
+
+
+def _line(turn: TurnRecord) -> str:
+    why = f" ({turn.error_code})" if turn.error_code else ""
+    ttft = "no token" if turn.ttft_s is None else f"first after {turn.ttft_s * 1000:.0f} ms"
+    return (
+        f"request {turn.request_id}: {turn.reason}{why}; model {turn.model or '(in hand)'}, "
+        f"prompt {turn.prompt_tokens} tokens ({turn.cached_tokens} cached), answer {turn.completion_tokens}, "
+        f"{ttft}, {turn.total_s:.2f} s in all"
+    )

@@ -1,0 +1,207 @@
+"""Messages -> the prompt's text, by the model's own chat template (Jinja, as transformers runs it).
+
+A template comes with a checkpoint, so it is foreign code: it runs in Jinja's immutable sandbox. Templates differ in
+what they take; where one refuses a list of messages, or leaves a text out, they are tried again in plainer shapes.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from app.chat.files import bad_checkpoint, read_json_if_there
+from app.chat.types import Message
+from app.errors import AppError
+
+_log = logging.getLogger("fireside.chat")
+_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_MARK = "\x02fireside-continues-here\x03"
+
+Messages = tuple[Message, ...]
+
+
+class ChatTemplate:
+    """
+    source   the template's text
+    tokens   its special tokens by name ("bos_token": "<s>")
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        self._template = _environment().from_string(source)
+        self._tokens = dict(tokens)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "ChatTemplate | None":
+        """The template of a model folder; None where it has none. Raises AppError where it is no valid Jinja."""
+        config = read_json_if_there(folder / "tokenizer_config.json")
+        source = _find_source(folder, config)
+        if source is None:
+            return None
+        try:
+            return cls(source, _special_tokens(read_json_if_there(folder / "special_tokens_map.json") | config))
+        except jinja2.TemplateError as error:
+            raise bad_checkpoint(folder / "chat_template", str(error)) from error
+
+    def render(
+        self, messages: Messages, *, continue_final_message: bool = False, variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt, with the head of the assistant's turn at its end.
+
+        continue_final_message   end inside the last message instead, so that the model goes on in it
+        variables                more of them for the template (enable_thinking, ...)
+        Raises AppError (400), with the template's own words, where it takes the messages in no shape
+        """
+        refusal = None
+        incomplete = None
+        for shape in _shapes(messages):
+            try:
+                text = self._render(shape, continue_final_message, variables or {})
+            except _Refusal as error:
+                refusal = refusal or error
+                continue
+            if _says_everything(text, shape):
+                return text
+            incomplete = incomplete or text
+        if incomplete is not None:
+            _log.warning("the chat template changes or leaves out the text of a system or user message")
+            return incomplete
+        raise AppError(
+            400,
+            "template_refused",
+            f"This model's chat template does not take these messages: {str(refusal)[:200]}",
+            param="messages",
+        )
+
+    def _render(self, messages: Messages, continues: bool, variables: Mapping[str, Any]) -> str:
+        dicts = [_as_dict(message) for message in messages]
+        if continues:  # the blank after the mark tells whether the template trims its messages
+            dicts[-1]["content"] += _MARK + " "
+        names = {"tools": None, "documents": None, **self._tokens, **variables}
+        names |= {"messages": dicts, "add_generation_prompt": not continues}
+        try:
+            text = self._template.render(names)
+        except Exception as error:  # foreign code may raise anything
+            raise _Refusal(str(error)) from error
+        return _cut_at_mark(text) if continues else text
+
+
+class _Refusal(Exception):
+    """The template raised."""
+
+
+def _cut_at_mark(text: str) -> str:
+    head, mark, tail = text.rpartition(_MARK)
+    if not mark:
+        raise _Refusal("it leaves out the last message, which was to be continued.")
+    return head if tail.startswith(" ") else head.rstrip()
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    extras = {"name": message.name, "reasoning_content": message.reasoning_content}
+    return {"role": message.role, "content": message.content} | {k: v for k, v in extras.items() if v is not None}
+
+
+def _says_everything(text: str, messages: Messages) -> bool:
+    """Some templates skip a role that they do not know without a word."""
+    return all(message.content.strip() in text for message in messages if message.role in ("system", "user"))
+
+
+def _shapes(messages: Messages) -> Iterator[Messages]:
+    """The messages as they are, then plainer step by step; each shape says the same."""
+    seen = [messages]
+    yield messages
+    for plainer in (_one_system_message_first, _neighbours_joined, _system_told_by_user):
+        shape = plainer(seen[-1])
+        if shape != seen[-1]:
+            seen.append(shape)
+            yield shape
+
+
+def _one_system_message_first(messages: Messages) -> Messages:
+    system = [message for message in messages if message.role == "system"]
+    others = tuple(message for message in messages if message.role != "system")
+    return (replace(system[0], content=_joined(system)), *others) if system else messages
+
+
+def _neighbours_joined(messages: Messages) -> Messages:
+    joined: list[Message] = []
+    for message in messages:
+        if joined and message.role == joined[-1].role and message.role in ("user", "assistant"):
+            joined[-1] = replace(joined[-1], content=_joined((joined[-1], message)))
+        else:
+            joined.append(message)
+    return tuple(joined)
+
+
+def _system_told_by_user(messages: Messages) -> Messages:
+    """For templates without a system role."""
+    if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
+        return messages
+    return (replace(messages[1], content=_joined(messages[:2])), *messages[2:])
+
+
+def _joined(messages: Sequence[Message]) -> str:
+    return "\n\n".join(message.content for message in messages if message.content)
+
+
+def _find_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Newest layout first: chat_template.jinja, chat_template.json, then tokenizer_config.json."""
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        return jinja.read_text(encoding="utf-8")
+    found = read_json_if_there(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        by_name = {entry["name"]: entry["template"] for entry in found}
+        found = by_name.get("default") or next(iter(by_name.values()), None)
+    return found or None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token and its like, written plain or as {"content": ...}."""
+    written = {name: config.get(name) for name in _TOKEN_NAMES}
+    plain = {name: token["content"] if isinstance(token, dict) else token for name, token in written.items()}
+    return {name: token for name, token in plain.items() if token is not None}
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which a model was never shown."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's tokens for training; here its body is plain text."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own way to declare it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
