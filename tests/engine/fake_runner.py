@@ -1,0 +1,156 @@
+"""A runner without a model that makes paging mistakes visible, and the answer that it must give.
+
+For each fed token it stores, at (block, slot), a number that stands for the whole history up to that token, as real KV
+does; a sampled id hashes every number that it reads back through the block table. A wrong table, a block that was
+shared too early, overwritten or never computed changes the id. `solo_answer` says the right ids without any block.
+
+The `load_*` functions are what a spawned child loads; each has its own way to go wrong.
+"""
+
+import time
+from collections.abc import Callable
+
+from engine.config import EngineConfig
+from engine.errors import BadCheckpoint, OutOfMemory
+from engine.plan import BatchPlan, ScheduledSequence
+from engine.types import MemoryReport, ModelInfo, SamplingParams
+
+VOCAB_SIZE = 50
+EOS = 1
+UNLUCKY = 13  # a prompt with this token breaks the faulty runners
+NO_MEMORY = 14  # a prompt with this token makes them refuse the step
+
+OnProgress = Callable[[str, float], None]
+
+
+class FakeRunner:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_model_len: int = 128,
+        max_num_seqs: int = 4,
+        max_num_batched_tokens: int = 16,
+        step_s: float = 0.0,
+    ) -> None:
+        self.info = ModelInfo(
+            architecture="fake",
+            quantization=None,
+            dtype="none",
+            device="cpu",
+            vocab_size=VOCAB_SIZE,
+            num_layers=1,
+            max_model_len=max_model_len,
+            context_length=max_model_len,
+            eos_token_ids=(EOS,),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        self.memory = MemoryReport(
+            total_bytes=0,
+            free_bytes_at_start=0,
+            weights_bytes=0,
+            workspace_bytes=0,
+            kv_bytes=0,
+            reserve_bytes=0,
+            num_blocks=num_blocks,
+            block_size=block_size,
+        )
+        self.plans: list[BatchPlan] = []
+        self._step_s = step_s
+        self._slots: dict[tuple[int, int], int] = {}
+
+    def run(self, plan: BatchPlan) -> list[int]:
+        self._check(plan)
+        self.plans.append(plan)
+        time.sleep(self._step_s)
+        for sequence in plan.sequences:  # all writes of a step come before its reads, as on a device
+            self._write(sequence)
+        return [self._sample(sequence) for sequence in plan.sequences if sequence.samples]
+
+    def _check(self, plan: BatchPlan) -> None:
+        assert plan.sequences, "an empty plan was run"
+        assert plan.num_tokens <= self.info.max_num_batched_tokens
+        assert len(plan.sequences) <= self.info.max_num_seqs
+        assert len({sequence.request_id for sequence in plan.sequences}) == len(plan.sequences)
+        for sequence in plan.sequences:
+            assert sequence.num_tokens >= 1
+            end = sequence.start + sequence.num_tokens
+            assert len(sequence.block_table) == -(-end // self.memory.block_size)
+
+    def _write(self, sequence: ScheduledSequence) -> None:
+        kv = self._slots[self._slot(sequence, sequence.start - 1)] if sequence.start else 0
+        for position, token_id in enumerate(sequence.token_ids, sequence.start):
+            kv = _kv(kv, token_id)
+            self._slots[self._slot(sequence, position)] = kv
+
+    def _sample(self, sequence: ScheduledSequence) -> int:
+        end = sequence.start + sequence.num_tokens
+        kvs = [self._slots[self._slot(sequence, position)] for position in range(end)]
+        return _pick(kvs, sequence.sample_position, sequence.seed, sequence.params)
+
+    def _slot(self, sequence: ScheduledSequence, position: int) -> tuple[int, int]:
+        block, slot = divmod(position, self.memory.block_size)
+        return sequence.block_table[block], slot
+
+
+def solo_answer(
+    prompt: tuple[int, ...], num_tokens: int, *, seed: int = 0, temperature: float = 0.0, ignore_eos: bool = False
+) -> list[int]:
+    """The ids that a prompt alone must get, up to and with EOS."""
+    params = SamplingParams(temperature=temperature)
+    kvs: list[int] = []
+    answer: list[int] = []
+    for token_id in prompt:
+        kvs.append(_kv(kvs[-1] if kvs else 0, token_id))
+    while len(answer) < num_tokens and (ignore_eos or EOS not in answer):
+        answer.append(_pick(kvs, len(kvs), seed, params))
+        kvs.append(_kv(kvs[-1], answer[-1]))
+    return answer
+
+
+def _kv(before: int, token_id: int) -> int:
+    return hash((before, token_id))
+
+
+def _pick(kvs: list[int], position: int, seed: int, params: SamplingParams) -> int:
+    return hash((*kvs, position, seed if params.temperature else 0)) % VOCAB_SIZE
+
+
+def load_fake(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
+    on_progress("reading weights", 0.0)
+    on_progress("measuring memory", 1.0)
+    return FakeRunner(max_model_len=4096, num_blocks=2048, max_num_seqs=config.max_num_seqs)
+
+
+def load_slow(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
+    return FakeRunner(max_model_len=4096, num_blocks=2048, max_num_seqs=config.max_num_seqs, step_s=0.01)
+
+
+def load_refusing(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
+    raise BadCheckpoint(f"{config.model} has no config.json.")
+
+
+def load_broken(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
+    raise ZeroDivisionError("a mistake of ours")
+
+
+def load_endless(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
+    on_progress("reading weights", 0.5)
+    time.sleep(3600)
+    raise AssertionError("nobody ended this load")
+
+
+def load_faulty(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
+    return _FaultyRunner(max_num_seqs=config.max_num_seqs)
+
+
+class _FaultyRunner(FakeRunner):
+    def run(self, plan: BatchPlan) -> list[int]:
+        fed = {token_id for sequence in plan.sequences for token_id in sequence.token_ids}
+        if UNLUCKY in fed:
+            raise ZeroDivisionError("a mistake of ours")
+        if NO_MEMORY in fed:
+            raise OutOfMemory("This step needs more workspace than there is.")
+        return super().run(plan)

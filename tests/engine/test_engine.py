@@ -1,0 +1,277 @@
+"""The engine over a fake runner: what it refuses, and that an answer is the same whatever happens around it."""
+
+import math
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import BadRequest, ContextTooLong, EngineError, TooManyRequests
+from engine.types import FinishReason, SamplingParams, TokenEvent
+from tests.engine.fake_runner import EOS, VOCAB_SIZE, FakeRunner, solo_answer
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPTS = [tuple(range(2 + i, 2 + i + length)) for i, length in enumerate((1, 3, 4, 5, 9, 12, 17, 20))]
+
+
+def _engine(runner: FakeRunner, **config: object) -> Engine:
+    return Engine(runner, EngineConfig(model="fake", **config))  # type: ignore[arg-type]
+
+
+def _greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+def _run(engine: Engine, answers: dict[str, list[int]] | None = None) -> dict[str, list[int]]:
+    """Step until idle. The tokens by request id, added to `answers`."""
+    answers = {} if answers is None else answers
+    while engine.has_work:
+        _collect(engine.step(), answers)
+        engine.check()
+    assert engine.stats().num_blocks_used == 0
+    return answers
+
+
+def _collect(events: list[TokenEvent], answers: dict[str, list[int]]) -> None:
+    for event in events:
+        assert event.token_id is not None
+        answers.setdefault(event.request_id, []).append(event.token_id)
+
+
+def _expected(max_tokens: int = 12) -> dict[str, list[int]]:
+    return {str(i): solo_answer(prompt, max_tokens) for i, prompt in enumerate(PROMPTS)}
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 64])
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_chunked_prompts_get_the_same_tokens(budget: int, enable_prefix_caching: bool) -> None:
+    engine = _engine(FakeRunner(max_num_batched_tokens=budget), enable_prefix_caching=enable_prefix_caching)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(str(i), prompt, _greedy(12))
+    assert _run(engine) == _expected()
+
+
+def test_staggered_requests_get_the_tokens_that_each_gets_alone() -> None:
+    engine, answers = _engine(FakeRunner(max_num_seqs=3)), {}
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(str(i), prompt, _greedy(12))
+        _collect(engine.step(), answers)
+        _collect(engine.step(), answers)
+    assert _run(engine, answers) == _expected()
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_preempted_requests_get_the_same_tokens(enable_prefix_caching: bool) -> None:
+    """Each answer grows far past the look-ahead, so that three that were admitted cannot all stay."""
+    runner = FakeRunner(num_blocks=128, max_model_len=400)
+    engine = _engine(runner, enable_prefix_caching=enable_prefix_caching)
+    params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+    prompts = {str(i): (2 + i, 3, 4) for i in range(4)}
+    for request_id, prompt in prompts.items():
+        engine.add(request_id, prompt, params)
+    answers = _run(engine)
+    assert engine.stats().num_preemptions > 0
+    for request_id, prompt in prompts.items():
+        assert answers[request_id] == solo_answer(prompt, 300, ignore_eos=True)
+
+
+@pytest.mark.parametrize("length", range(1, 18))
+def test_warm_prompt_of_every_length_gets_the_tokens_of_the_cold_one(length: int) -> None:
+    prompt = tuple(2 + i % 40 for i in range(length))
+    engine = _engine(FakeRunner(max_num_batched_tokens=32))
+    cold, warm = [], []
+    for name, events in (("cold", cold), ("warm", warm)):
+        engine.add(name, prompt, _greedy(6))
+        while engine.has_work:
+            events += engine.step()
+    assert [e.token_id for e in warm] == [e.token_id for e in cold] == solo_answer(prompt, 6)
+    assert {e.num_cached_tokens for e in cold} == {0}
+    assert {e.num_cached_tokens for e in warm} == {(length - 1) // 4 * 4}
+    assert {e.num_prompt_tokens for e in (*cold, *warm)} == {length}
+
+
+def test_end_id_of_the_model_stops_and_ignore_eos_goes_on() -> None:
+    prompt = next(p for p in ((i,) for i in range(2, VOCAB_SIZE)) if solo_answer(p, 20)[-1] == EOS)
+    engine = _engine(FakeRunner())
+    engine.add("stops", prompt, _greedy(30))
+    engine.add("goes on", prompt, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    answers = _run(engine)
+    assert answers["stops"] == solo_answer(prompt, 20)
+    assert len(answers["goes on"]) == 30
+
+
+def test_stop_id_of_the_request_is_its_last_token() -> None:
+    prompt = (5, 6, 7)
+    alone = solo_answer(prompt, 8)
+    engine = _engine(FakeRunner())
+    engine.add("a", prompt, SamplingParams(temperature=0.0, max_tokens=8, stop_token_ids=(alone[2],)))
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    assert events[-1].token_id == alone[2]
+    assert [e.finish_reason for e in events] == [None] * (len(events) - 1) + [FinishReason.STOP]
+
+
+def test_without_max_tokens_an_answer_takes_what_the_context_leaves() -> None:
+    engine = _engine(FakeRunner(max_model_len=24))
+    engine.add("a", (5, 6, 7), SamplingParams(temperature=0.0, ignore_eos=True))
+    assert len(_run(engine)["a"]) == 24 - 3
+
+
+def test_a_pool_smaller_than_the_context_is_the_limit() -> None:
+    engine = _engine(FakeRunner(max_model_len=128, num_blocks=5, block_size=4))
+    engine.add("a", (5, 6, 7), SamplingParams(temperature=0.0, ignore_eos=True))
+    assert len(_run(engine)["a"]) == 20 - 3
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "requested", "completion"), [(24, None, 25, 1), (30, None, 31, 1), (20, 5, 25, 5)]
+)
+def test_request_that_cannot_fit_is_refused_with_both_numbers(
+    num_prompt: int, max_tokens: int | None, requested: int, completion: int
+) -> None:
+    engine = _engine(FakeRunner(max_model_len=24))
+    with pytest.raises(ContextTooLong) as refusal:
+        engine.add("a", (5,) * num_prompt, SamplingParams(max_tokens=max_tokens))
+    assert refusal.value.message == (
+        f"This model's maximum context length is 24 tokens. However, you requested {requested} tokens "
+        f"({num_prompt} in the messages, {completion} in the completion). "
+        "Please reduce the length of the messages or completion."
+    )
+    assert not engine.has_work
+
+
+def test_request_that_just_fits_is_served() -> None:
+    engine = _engine(FakeRunner(max_model_len=24))
+    engine.add("a", (5,) * 23, SamplingParams(temperature=0.0))
+    engine.add("b", (5,) * 20, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    assert {name: len(tokens) for name, tokens in _run(engine).items()} == {"a": 1, "b": 4}
+
+
+@pytest.mark.parametrize(
+    ("params", "number"),
+    [
+        (SamplingParams(temperature=-0.5), "-0.5"),
+        (SamplingParams(temperature=math.nan), "nan"),
+        (SamplingParams(temperature=math.inf), "inf"),
+        (SamplingParams(top_p=0.0), "0.0"),
+        (SamplingParams(top_p=1.5), "1.5"),
+        (SamplingParams(top_p=math.nan), "nan"),
+        (SamplingParams(top_k=-1), "-1"),
+        (SamplingParams(max_tokens=0), "0"),
+        (SamplingParams(seed=2**63), str(2**63)),
+    ],
+)
+def test_parameter_that_means_nothing_is_refused_with_its_number(params: SamplingParams, number: str) -> None:
+    with pytest.raises(BadRequest, match=f"is {number};"):
+        _engine(FakeRunner()).add("a", (5,), params)
+
+
+@pytest.mark.parametrize(("prompt", "number"), [((), "0 tokens"), ((5, 50), "id 50 "), ((5, -1), "id -1 ")])
+def test_prompt_that_no_model_can_read_is_refused(prompt: tuple[int, ...], number: str) -> None:
+    with pytest.raises(BadRequest, match=number):
+        _engine(FakeRunner()).add("a", prompt, GREEDY)
+
+
+def test_request_id_in_use_is_refused() -> None:
+    engine = _engine(FakeRunner())
+    engine.add("a", (5,), GREEDY)
+    with pytest.raises(BadRequest, match="'a' is in use"):
+        engine.add("a", (5,), GREEDY)
+
+
+def test_full_line_refuses_one_more_until_somebody_leaves() -> None:
+    engine = _engine(FakeRunner(max_num_seqs=2), max_num_queued_seqs=1)
+    for name in "abc":
+        engine.add(name, (5,), GREEDY)
+    with pytest.raises(TooManyRequests, match="3 requests"):
+        engine.add("d", (5,), GREEDY)
+    engine.abort("b")
+    engine.add("d", (5,), GREEDY)
+
+
+def test_seeded_request_gets_the_same_tokens_in_any_company() -> None:
+    params = SamplingParams(temperature=1.0, seed=42, max_tokens=10)
+    engine = _engine(FakeRunner())
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(str(i), prompt, params)
+    answers = _run(engine)
+    for i, prompt in enumerate(PROMPTS):
+        assert answers[str(i)] == solo_answer(prompt, 10, seed=42, temperature=1.0)
+
+
+def test_drawn_seeds_differ_between_requests_and_repeat_with_the_config_seed() -> None:
+    def drawn(seed: int | None) -> list[int]:
+        runner = FakeRunner()
+        engine = _engine(runner, seed=seed)
+        for name in "ab":
+            engine.add(name, (5,), SamplingParams(max_tokens=1))
+        _run(engine)
+        return [sequence.seed for sequence in runner.plans[0].sequences]
+
+    first, second = drawn(3)
+    assert first != second
+    assert drawn(3) == [first, second]
+    assert drawn(None) != drawn(None)
+
+
+def test_two_hundred_aborted_requests_leave_the_pool_full() -> None:
+    engine = _engine(FakeRunner(num_blocks=32, max_num_batched_tokens=7))
+    for i in range(200):
+        engine.add(str(i), PROMPTS[i % len(PROMPTS)], SamplingParams(temperature=0.0, ignore_eos=True))
+        engine.step()
+        if i % 3:
+            engine.step()
+        ended = engine.abort(str(i))
+        assert ended is not None
+        assert ended.finish_reason is FinishReason.ABORT
+        engine.check()
+    assert engine.stats().num_blocks_used == 0
+    assert not engine.has_work
+
+
+def test_aborting_an_unknown_or_ended_request_does_nothing() -> None:
+    engine = _engine(FakeRunner())
+    engine.add("a", (5,), _greedy(1))
+    engine.step()
+    assert engine.abort("a") is None
+    assert engine.abort("nobody") is None
+
+
+def test_step_that_fails_can_be_cleaned_up_and_followed_by_others() -> None:
+    class Breaking(FakeRunner):
+        is_broken = True
+
+        def run(self, plan: object) -> list[int]:
+            if self.is_broken:
+                raise EngineError("no")
+            return super().run(plan)  # type: ignore[arg-type]
+
+    runner = Breaking()
+    engine = _engine(runner)
+    engine.add("a", (5, 6, 7, 8, 9), GREEDY)
+    with pytest.raises(EngineError, match="no"):
+        engine.step()
+    for request_id in engine.request_ids:
+        engine.abort(request_id)
+    assert engine.stats().num_blocks_used == 0
+    runner.is_broken = False
+    engine.add("b", (5, 6, 7, 8, 9), _greedy(6))
+    assert _run(engine)["b"] == solo_answer((5, 6, 7, 8, 9), 6)
+
+
+def test_stats_count_what_was_done() -> None:
+    engine = _engine(FakeRunner(num_blocks=64, max_num_batched_tokens=32))
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    engine.add("a", tuple(range(2, 12)), params)
+    engine.step()
+    during = engine.stats()
+    assert (during.num_requests_running, during.num_blocks_used, during.num_blocks_total) == (1, 3, 64)
+    _run(engine)
+    engine.add("b", tuple(range(2, 12)), params)
+    _run(engine)
+    stats = engine.stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (20, 8)
+    assert (stats.prompt_tokens, stats.generation_tokens, stats.num_steps) == (12, 6, 6)
+    assert (stats.num_requests_running, stats.num_requests_waiting, stats.last_step_age_s) == (0, 0, 0.0)
+    assert stats.step_host_us > 0

@@ -1,0 +1,280 @@
+"""The scheduler: what a step computes, in which order, in which blocks, and what makes room."""
+
+from engine.blocks import BlockPool
+from engine.plan import BatchPlan
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.types import FinishReason, SamplingParams, TokenEvent
+
+STOP_ID = 99
+
+
+class Steps:
+    """A scheduler over a pool of 4-token blocks, whose steps can be played by hand."""
+
+    def __init__(self, *, num_blocks: int = 16, max_num_seqs: int = 4, budget: int = 8, lookahead: int = 0) -> None:
+        self.pool = BlockPool(num_blocks, 4)
+        self.scheduler = Scheduler(
+            self.pool,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            lookahead_tokens=lookahead,
+            clock=lambda: 0.0,
+        )
+
+    def add(self, request_id: str, prompt: tuple[int, ...], *, max_length: int = 32) -> Sequence:
+        sequence = Sequence(
+            request_id=request_id,
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            max_length=max_length,
+            params=SamplingParams(),
+            stop_token_ids=frozenset({STOP_ID}),
+            seed=0,
+            arrived_s=0.0,
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, *token_ids: int) -> tuple[BatchPlan, list[TokenEvent]]:
+        """One step; without given ids every sequence that samples gets 7."""
+        plan = self.scheduler.plan()
+        events = self.scheduler.settle(plan, token_ids or [7] * plan.num_sampled)
+        self.scheduler.check()
+        return plan, events
+
+
+def _work(plan: BatchPlan) -> list[tuple[str, int, int, bool]]:
+    return [(s.request_id, s.start, s.num_tokens, s.samples) for s in plan.sequences]
+
+
+def _numbers(first: int, count: int) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
+
+
+def test_prompt_within_the_budget_is_computed_and_sampled_in_one_step() -> None:
+    steps = Steps()
+    steps.add("a", _numbers(0, 5))
+    plan, events = steps.step()
+    assert _work(plan) == [("a", 0, 5, True)]
+    assert plan.sequences[0].block_table == (0, 1)
+    assert plan.sequences[0].sample_position == 5
+    assert [event.token_id for event in events] == [7]
+
+
+def test_long_prompt_is_computed_in_chunks_and_sampled_once() -> None:
+    steps = Steps(budget=8)
+    steps.add("a", _numbers(0, 19))
+    assert [_work(steps.step()[0]) for _ in range(4)] == [
+        [("a", 0, 8, False)],
+        [("a", 8, 8, False)],
+        [("a", 16, 3, True)],
+        [("a", 19, 1, True)],
+    ]
+
+
+def test_a_plan_holds_the_blocks_of_its_tokens_and_no_more() -> None:
+    steps = Steps(budget=6)
+    steps.add("a", _numbers(0, 19))
+    assert [steps.step()[0].sequences[0].block_table for _ in range(3)] == [(0, 1), (0, 1, 2), (0, 1, 2, 3, 4)]
+
+
+def test_decodes_come_first_and_prefill_takes_what_the_budget_leaves() -> None:
+    steps = Steps(budget=8)
+    steps.add("long", _numbers(0, 30))
+    steps.step()
+    steps.scheduler.abort("long")
+    steps.add("a", _numbers(40, 3))
+    steps.add("b", _numbers(50, 3))
+    steps.step()
+    steps.add("long", _numbers(100, 30), max_length=40)
+    plan, _ = steps.step()
+    assert _work(plan) == [("a", 3, 1, True), ("b", 3, 1, True), ("long", 0, 6, False)]
+
+
+def test_next_prompt_starts_beside_the_end_of_the_one_before() -> None:
+    steps = Steps(budget=8)
+    steps.add("first", _numbers(0, 10))
+    steps.add("second", _numbers(50, 7))
+    assert _work(steps.step()[0]) == [("first", 0, 6, False), ("second", 0, 2, False)]
+    assert _work(steps.step()[0]) == [("first", 6, 4, True), ("second", 2, 4, False)]
+    assert _work(steps.step()[0]) == [("first", 10, 1, True), ("second", 6, 1, True)]
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    steps = Steps(max_num_seqs=2)
+    for name in "abc":
+        steps.add(name, (1, 2))
+    steps.step()
+    assert (steps.scheduler.num_running, steps.scheduler.num_waiting) == (2, 1)
+
+
+def test_seat_of_a_finished_sequence_is_taken_in_the_next_step() -> None:
+    steps = Steps(max_num_seqs=1)
+    steps.add("a", (1, 2))
+    steps.add("b", (3, 4))
+    _, events = steps.step(STOP_ID)
+    assert events[0].finish_reason is FinishReason.STOP
+    assert _work(steps.step()[0]) == [("b", 0, 2, True)]
+
+
+def test_full_prefix_hit_still_leaves_one_token_to_compute() -> None:
+    steps = Steps(budget=16)
+    steps.add("a", _numbers(0, 8))
+    steps.step(STOP_ID)
+    twin = steps.add("b", _numbers(0, 8))
+    plan, _ = steps.step()
+    assert _work(plan) == [("b", 4, 4, True)]
+    assert twin.num_cached_tokens == 4
+    assert steps.scheduler.counters.prefix_cache_queries == 16
+    assert steps.scheduler.counters.prefix_cache_hits == 4
+
+
+def test_prefix_hit_shares_the_blocks_of_a_sequence_that_still_runs() -> None:
+    steps = Steps(budget=16)
+    steps.add("a", _numbers(0, 9))
+    first, _ = steps.step()
+    steps.add("b", _numbers(0, 9))
+    plan, _ = steps.step()
+    assert _work(plan) == [("a", 9, 1, True), ("b", 8, 1, True)]
+    assert plan.sequences[1].block_table[:2] == first.sequences[0].block_table[:2]
+    assert plan.sequences[1].block_table[2] != first.sequences[0].block_table[2]
+
+
+def test_block_is_not_found_before_the_step_that_computes_it_is_settled() -> None:
+    steps = Steps(budget=32)
+    steps.add("a", _numbers(0, 9))
+    steps.add("b", _numbers(0, 9))
+    assert _work(steps.step()[0]) == [("a", 0, 9, True), ("b", 0, 9, True)]
+
+
+def test_answer_is_found_by_the_next_turn_of_the_same_chat() -> None:
+    steps = Steps(budget=32)
+    steps.add("a", _numbers(0, 6), max_length=9)
+    answer = [event.token_id for _ in range(3) for event in steps.step()[1]]
+    assert answer == [7, 7, 7]
+    steps.add("b", (*_numbers(0, 6), 7, 7, 7, 50))
+    assert _work(steps.step()[0]) == [("b", 8, 2, True)]
+
+
+def test_stop_id_ends_a_sequence_and_is_its_last_token() -> None:
+    steps = Steps()
+    steps.add("a", (1, 2))
+    steps.step()
+    _, events = steps.step(STOP_ID)
+    assert (events[0].token_id, events[0].finish_reason) == (STOP_ID, FinishReason.STOP)
+    assert events[0].times is not None
+    assert steps.pool.num_used == 0
+
+
+def test_max_length_ends_a_sequence() -> None:
+    steps = Steps()
+    steps.add("a", (1, 2), max_length=4)
+    assert [steps.step()[1][0].finish_reason for _ in range(2)] == [None, FinishReason.LENGTH]
+    assert steps.pool.num_used == 0
+
+
+def test_newest_sequence_gives_its_blocks_when_they_run_out() -> None:
+    steps = Steps(num_blocks=2)
+    steps.add("old", (1, 2, 3), max_length=8)
+    steps.add("new", (4, 5, 6), max_length=8)
+    steps.step()
+    steps.step()
+    plan, _ = steps.step()
+    assert _work(plan) == [("old", 4, 1, True)]
+    assert steps.scheduler.counters.num_preemptions == 1
+    assert (steps.scheduler.num_running, steps.scheduler.num_waiting) == (1, 1)
+
+
+def test_preempted_sequence_comes_back_before_those_that_wait() -> None:
+    steps = Steps(num_blocks=2, max_num_seqs=2)
+    steps.add("old", (1, 2, 3), max_length=8)
+    steps.add("new", (4, 5, 6), max_length=8)
+    steps.add("later", (8, 9), max_length=8)
+    for _ in range(3):
+        steps.step()
+    steps.scheduler.abort("old")
+    plan, _ = steps.step()
+    assert plan.sequences[0].request_id == "new"
+    assert plan.sequences[0].start + plan.sequences[0].num_tokens == 5  # its prompt and the two tokens it had
+
+
+def test_work_that_a_preemption_undoes_leaves_the_plan() -> None:
+    """The older prompt needs the block that a newer sequence holds, whose next token is already planned."""
+    steps = Steps(num_blocks=9, budget=8)
+    steps.add("old", _numbers(0, 30), max_length=32)
+    steps.add("new", (50, 51), max_length=32)
+    for _ in range(4):
+        plan, _ = steps.step()
+    assert _work(plan) == [("new", 4, 1, True), ("old", 20, 7, False)]
+    assert steps.pool.num_free == 0
+    assert _work(steps.step()[0]) == [("old", 27, 3, True)]
+    assert steps.scheduler.num_waiting == 1
+
+
+def test_long_prompt_leaves_part_of_the_budget_to_those_behind_it() -> None:
+    steps = Steps(num_blocks=64, budget=8)
+    steps.add("long", _numbers(0, 200), max_length=201)
+    steps.add("short", (1, 2))
+    assert _work(steps.step()[0]) == [("long", 0, 6, False), ("short", 0, 2, True)]
+    assert _work(steps.step()[0]) == [("short", 2, 1, True), ("long", 6, 7, False)]
+
+
+def test_long_prompt_takes_the_whole_budget_when_nobody_behind_it_can_start() -> None:
+    steps = Steps(num_blocks=64, budget=8, max_num_seqs=1)
+    steps.add("long", _numbers(0, 200), max_length=201)
+    steps.add("short", (1, 2))
+    assert _work(steps.step()[0]) == [("long", 0, 8, False)]
+
+
+def test_sequence_without_room_for_its_look_ahead_waits() -> None:
+    steps = Steps(num_blocks=4, budget=16, lookahead=8)
+    steps.add("a", (1, 2, 3), max_length=16)
+    steps.add("b", (4, 5, 6), max_length=16)
+    plan, _ = steps.step()
+    assert [s.request_id for s in plan.sequences] == ["a"]
+    for _ in range(4):
+        steps.step()
+    assert steps.scheduler.counters.num_preemptions == 0
+
+
+def test_waiting_sequence_starts_when_blocks_come_back() -> None:
+    steps = Steps(num_blocks=4, budget=16)
+    steps.add("a", _numbers(0, 12), max_length=16)
+    steps.add("b", _numbers(50, 12), max_length=16)
+    steps.step()
+    assert steps.scheduler.num_waiting == 1
+    steps.step(STOP_ID)
+    assert _work(steps.step()[0]) == [("b", 0, 12, True)]
+
+
+def test_aborting_the_head_of_the_line_lets_the_next_one_start() -> None:
+    steps = Steps(num_blocks=4, budget=16)
+    steps.add("a", _numbers(0, 10), max_length=16)
+    steps.add("large", _numbers(50, 12), max_length=16)
+    steps.add("small", (90, 91), max_length=4)
+    steps.step()
+    assert steps.scheduler.num_waiting == 2
+    steps.scheduler.abort("large")
+    plan, _ = steps.step()
+    assert [s.request_id for s in plan.sequences] == ["a", "small"]
+
+
+def test_abort_frees_the_blocks_at_once_wherever_the_sequence_is() -> None:
+    steps = Steps(num_blocks=16, max_num_seqs=2, budget=8)
+    steps.add("decoding", (1, 2))
+    steps.step()
+    steps.add("prefilling", _numbers(10, 20))
+    steps.add("waiting", (3, 4))
+    steps.step()
+    for request_id in ("waiting", "prefilling", "decoding"):
+        event = steps.scheduler.abort(request_id)
+        assert event is not None
+        assert (event.token_id, event.finish_reason) == (None, FinishReason.ABORT)
+        steps.scheduler.check()
+    assert steps.pool.num_used == 0
+    assert steps.scheduler.abort("decoding") is None
+
+
+def test_plan_of_an_idle_scheduler_is_empty() -> None:
+    assert Steps().scheduler.plan().sequences == ()

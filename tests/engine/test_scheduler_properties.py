@@ -1,0 +1,131 @@
+"""Whatever comes in whatever order: blocks and sequences agree after every step, nothing leaks, nobody waits for ever,
+and every answer equals the one that its request gets alone.
+"""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ContextTooLong
+from engine.types import FinishReason, SamplingParams
+from tests.engine.fake_runner import FakeRunner, solo_answer
+
+# Few beginnings, so that prompts share prefixes; ends of one token more or less around the block borders.
+_BEGINNINGS = (tuple(range(10, 40)), tuple(range(10, 20)) + tuple(range(40, 48)), (7,) * 30)
+prompts = st.builds(
+    lambda beginning, length, end: beginning[:length] + end,
+    st.sampled_from(_BEGINNINGS),
+    st.integers(0, 18),
+    st.lists(st.integers(2, 5), min_size=1, max_size=2).map(tuple),
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        block_size=st.sampled_from((1, 2, 4)),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(1, 12),
+        lookahead=st.sampled_from((0, 0, 3, 128)),
+        enable_prefix_caching=st.sampled_from((True, True, True, False)),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        lookahead: int,
+        enable_prefix_caching: bool,
+    ) -> None:
+        runner = FakeRunner(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=48,
+        )
+        self.engine = Engine(runner, EngineConfig(model="fake", enable_prefix_caching=enable_prefix_caching))
+        # A small look-ahead admits more than fits, so that sequences are preempted often.
+        self.engine._scheduler._lookahead_tokens = lookahead
+        self.wanted: dict[str, list[int]] = {}
+        self.given: dict[str, list[int]] = {}
+        self.num_added = 0
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 16), seed=st.integers(0, 3), ignore_eos=st.booleans())
+    def add(self, prompt: tuple[int, ...], max_tokens: int, seed: int, ignore_eos: bool) -> None:
+        request_id = f"r{self.num_added}"
+        self.num_added += 1
+        params = SamplingParams(temperature=float(seed % 2), seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
+        try:
+            self.engine.add(request_id, prompt, params)
+        except ContextTooLong:
+            return
+        self.wanted[request_id] = solo_answer(
+            prompt, max_tokens, seed=seed, temperature=params.temperature, ignore_eos=ignore_eos
+        )
+        self.given[request_id] = []
+        self.engine.check()
+
+    @rule(num_steps=st.integers(1, 6))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._step()
+
+    @precondition(lambda self: self.given)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.given)))
+        event = self.engine.abort(request_id)
+        assert event is not None
+        assert event.finish_reason is FinishReason.ABORT
+        assert self.engine.abort(request_id) is None
+        del self.given[request_id]
+        self.engine.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        # Preemption makes some tokens again, but each round of the line ends at least its head.
+        for _ in range(20_000):
+            if not self.engine.has_work:
+                break
+            self._step()
+        assert not self.engine.has_work, "somebody waits for ever"
+        assert self.given == {}
+        assert self.engine.stats().num_blocks_used == 0
+
+    def _step(self) -> None:
+        for event in self.engine.step():
+            answer = self.given[event.request_id]
+            assert event.token_id is not None
+            answer.append(event.token_id)
+            wanted = self.wanted[event.request_id]
+            assert answer == wanted[: len(answer)]
+            assert (event.finish_reason is not None) == (len(answer) == len(wanted))
+            if event.finish_reason is not None:
+                del self.given[event.request_id]
+        assert sorted(self.engine.request_ids) == sorted(self.given)
+        self.engine.check()
+
+
+def _settings(max_examples: int) -> settings:
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+def test_every_answer_equals_the_one_given_alone() -> None:
+    run_state_machine_as_test(EngineMachine, settings=_settings(200))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_answer_equals_the_one_given_alone_in_many_more_cases() -> None:
+    run_state_machine_as_test(EngineMachine, settings=_settings(2000))
