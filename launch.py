@@ -274,7 +274,7 @@ def _install_linux_cpu_torch(version: str) -> None:
     try:
         return pip_install([cpu_build], show_errors=False)
     except PipError as error:
-        if "No matching distribution" not in str(error):
+        if _is_network_trouble(str(error)) or "No matching distribution" not in str(error):
             raise
     if is_reachable(TORCH_INDEX + "cpu/torch/"):
         return pip_install([cpu_build], "--extra-index-url", TORCH_INDEX + "cpu")
@@ -370,13 +370,18 @@ def _explain_pip_error(tail: str) -> str:
     text = tail.lower()
     if "no space left" in text or "errno 28" in text:
         cause = "The disk is full. Free some space and start again."
-    elif any(sign in text for sign in ("connection", "resolution", "timed out", "proxyerror", "max retries")):
+    elif _is_network_trouble(tail):
         cause = "The package index cannot be reached. Check the network (or pip's proxy settings) and start again."
     else:
         cause = f"Start again; if it stays so, delete {VENV} first."
     return (
         f"pip could not install what is needed. Its last lines:\n\n{tail}\n\n{cause} What is installed so far is kept."
     )
+
+
+def _is_network_trouble(tail: str) -> bool:
+    signs = ("connection", "name resolution", "timed out", "proxyerror", "max retries")
+    return any(sign in tail.lower() for sign in signs)
 
 
 def _explain_os_error(error: OSError) -> str:
