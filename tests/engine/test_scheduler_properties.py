@@ -2,11 +2,14 @@
 and every answer equals the one that its request gets alone.
 """
 
+from collections.abc import Iterable, Sequence
+
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from engine.blocks import NO_PREFIX, BlockPool, PrefixId, PrefixMatch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ContextTooLong
@@ -53,6 +56,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine._scheduler._lookahead_tokens = lookahead
         self.wanted: dict[str, list[int]] = {}
         self.given: dict[str, list[int]] = {}
+        self.prompts: list[tuple[int, ...]] = []
         self.num_added = 0
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 16), seed=st.integers(0, 3), ignore_eos=st.booleans())
@@ -68,7 +72,13 @@ class EngineMachine(RuleBasedStateMachine):
             prompt, max_tokens, seed=seed, temperature=params.temperature, ignore_eos=ignore_eos
         )
         self.given[request_id] = []
+        self.prompts.append(prompt)
         self.engine.check()
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data(), max_tokens=st.integers(1, 16))
+    def add_again(self, data: st.DataObject, max_tokens: int) -> None:
+        self.add(data.draw(st.sampled_from(self.prompts)), max_tokens, seed=0, ignore_eos=False)
 
     @rule(num_steps=st.integers(1, 6))
     def step(self, num_steps: int) -> None:
@@ -129,3 +139,85 @@ def test_every_answer_equals_the_one_given_alone() -> None:
 @pytest.mark.timeout(1800)
 def test_every_answer_equals_the_one_given_alone_in_many_more_cases() -> None:
     run_state_machine_as_test(EngineMachine, settings=_settings(2000))
+
+
+class _IgnoresTheParent(BlockPool):
+    def publish(self, block_id: int, parent: PrefixId, token_ids: tuple[int, ...]) -> PrefixId:
+        super().publish(block_id, NO_PREFIX, token_ids)
+        return NO_PREFIX
+
+    def match(self, token_ids: Sequence[int], max_tokens: int) -> PrefixMatch:
+        found = []
+        for end in range(self.block_size, max_tokens + 1, self.block_size):
+            one = super().match(token_ids[end - self.block_size : end], self.block_size)
+            if not one.block_ids:
+                break
+            found.append(one)
+        block_ids = tuple(one.block_ids[0] for one in found)
+        return PrefixMatch(block_ids, NO_PREFIX, sum(one.num_idle for one in found))
+
+
+class _KeepsTheKeyOfABlockHandedOut(BlockPool):
+    def _hand_out(self) -> int:
+        block_id, _ = self._free.popitem(last=False)
+        self._blocks[block_id].ref_count = 1
+        return block_id
+
+
+class _FreesABlockThatOthersHold(BlockPool):
+    def free(self, block_ids: Sequence[int]) -> None:
+        super().free(block_ids)
+        for block_id in block_ids:
+            self._free[block_id] = None
+
+
+class _SharesWithoutHolding(BlockPool):
+    def share(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self._blocks[block_id].ref_count += 1
+
+
+class _ForgetsToFreeTheTail(BlockPool):
+    def free(self, block_ids: Sequence[int]) -> None:
+        super().free(block_ids[:-1])
+
+
+class _PublishesAFullBlockUnderAnotherOnesTokens(BlockPool):
+    def publish(self, block_id: int, parent: PrefixId, token_ids: tuple[int, ...]) -> PrefixId:
+        return super().publish(block_id, parent, (*token_ids[:-1], 4))
+
+
+class _MatchesTheWholePrompt(BlockPool):
+    def match(self, token_ids: Sequence[int], max_tokens: int) -> PrefixMatch:
+        return super().match(token_ids, max_tokens + 1)
+
+
+class _GivesOneBlockTwice(BlockPool):
+    def allocate(self, num_blocks: int) -> tuple[int, ...] | None:
+        block_ids = super().allocate(num_blocks)
+        return block_ids if block_ids is None else block_ids[:1] * num_blocks
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        _IgnoresTheParent,
+        _KeepsTheKeyOfABlockHandedOut,
+        _FreesABlockThatOthersHold,
+        _SharesWithoutHolding,
+        _ForgetsToFreeTheTail,
+        _PublishesAFullBlockUnderAnotherOnesTokens,
+        _MatchesTheWholePrompt,
+        _GivesOneBlockTwice,
+    ],
+)
+@pytest.mark.parametrize("with_check", [True, False], ids=["invariants", "answers alone"])
+def test_a_block_pool_with_a_mistake_is_found_out(
+    mutant: type[BlockPool], with_check: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.engine.BlockPool", mutant)
+    if not with_check:
+        monkeypatch.setattr(Engine, "check", lambda self: None)
+    only_find = settings(_settings(200), phases=[Phase.generate], derandomize=True)
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(EngineMachine, settings=only_find)
