@@ -54,6 +54,10 @@ class Shelf(Protocol):
         """The entry with this id, alias, repository or folder; None where there is none."""
         ...
 
+    def resolve(self, name: str) -> Entry:
+        """As `find`; raises AppError 404 with what there is."""
+        ...
+
     def ensure(self, entry: Entry, on_progress: Progress) -> Path:
         """The folder of the whole checkpoint, fetched or converted first where needed. Blocks. Raises AppError."""
         ...
@@ -197,7 +201,7 @@ class ModelManager:
     async def acquire(self, model: str) -> ReadyModel:
         """The model in hand when it can answer: waits for its load, and starts a new child where the last one died.
 
-        Raises AppError: 404 model_not_found; 409 model_not_loaded; 503 with the reason where the load failed
+        Raises AppError: 404 model_not_found, model_not_loaded; 503 with the reason where the load failed
         """
         while True:
             load = self._in_hand(model)
@@ -272,23 +276,25 @@ class ModelManager:
         return self._load
 
     def _check_same(self, model: str, load: _Load) -> None:
+        """Pass where `model` is another name of the one in hand. Only the catalogue is told about, never the disk."""
         entry = self._shelf.find(model)
-        if entry is None:
+        if entry is not None and entry.id == load.model_id:
+            return
+        if entry is None or entry.id not in (known.id for known in self._shelf.entries()):
             raise AppError(
                 404,
                 "model_not_found",
                 f"The model `{model[:200]}` does not exist here.",
-                hint=f"Loaded is `{load.model_id}`; GET /v1/models lists all.",
+                hint=f"`{load.model_id}` is in hand; GET /v1/models lists all.",
                 param="model",
             )
-        if entry.id != load.model_id:
-            raise AppError(
-                409,
-                "model_not_loaded",
-                f"`{entry.id}` is not loaded; `{load.model_id}` is.",
-                hint=f"Ask for `{load.model_id}`, or start Fireside with `--model {entry.id}`.",
-                param="model",
-            )
+        raise AppError(  # not 409: the openai client would try again by itself
+            404,
+            "model_not_loaded",
+            f"`{entry.id}` is not loaded; `{load.model_id}` is in hand.",
+            hint=f"Ask for `{load.model_id}`, or start Fireside with `--model {entry.id}`.",
+            param="model",
+        )
 
     async def _replace(self, previous: _Load | None, load: _Load) -> ReadyModel:
         if previous is not None:
@@ -300,14 +306,7 @@ class ModelManager:
             raise _load_error(load, error) from error
 
     async def _bring(self, load: _Load) -> ReadyModel:
-        entry = self._shelf.find(load.name)
-        if entry is None:
-            raise AppError(
-                404,
-                "model_not_found",
-                f"`{load.name}` is no catalogue id, no repository (owner/name) and no folder with a model.",
-                hint="Start with --model and one of: " + ", ".join(entry.id for entry in self._shelf.entries()) + ".",
-            )
+        entry = self._shelf.resolve(load.name)
         load.model_id = entry.id
         load.is_fetching = True
         folder = await in_daemon_thread(lambda: self._shelf.ensure(entry, load.progress))

@@ -1,0 +1,289 @@
+"""ModelManager over a scripted shelf and a scripted engine: who waits, who is refused, who gets a new child."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from app import settings
+from app.errors import AppError
+from app.models.making import Progress
+from app.models.manager import ModelManager
+from engine.config import EngineConfig
+from engine.errors import OutOfMemory
+from engine.messages import Loading
+from engine.types import EngineStats, ModelInfo, SamplingParams, TokenEvent
+from tests.fakes import model_info
+
+Entry = SimpleNamespace
+
+
+class Child:
+    """An engine that only lives, dies and is closed."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.info: ModelInfo = model_info()
+        self.stats = EngineStats(num_steps=7)
+        self.is_alive = True
+        self.is_closed = False
+
+    def submit(self, request_id: str, ids: tuple[int, ...], params: SamplingParams) -> AsyncIterator[TokenEvent]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        self.is_alive, self.is_closed = False, True
+
+
+@dataclass
+class Engines:
+    """start_engine: keeps every child; waits for `gate`; raises the next of `errors`."""
+
+    children: list[Child] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    num_cancelled: int = 0
+
+    async def __call__(self, config: EngineConfig, *, on_loading: Callable[[Loading], None]) -> Child:
+        on_loading(Loading(stage="reading weights", fraction=0.25))
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        if self.errors:
+            raise self.errors.pop(0)
+        self.children.append(Child(config))
+        return self.children[-1]
+
+
+class TwoModels:
+    """A shelf with `one` (also called `uno`) and `two`. A fetch goes on until `may_end` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.num_fetches = 0
+        self._entries = {"one": Entry(id="one", context_length=2000), "two": Entry(id="two", context_length=None)}
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def find(self, name: str) -> Entry | None:
+        return self._entries.get({"uno": "one"}.get(name, name))
+
+    def resolve(self, name: str) -> Entry:
+        found = self.find(name)
+        if found is None:
+            raise AppError(404, "model_not_found", f"no {name}")
+        return found
+
+    def ensure(self, entry: Entry, on_progress: Progress) -> Path:
+        self.num_fetches += 1
+        while not self.may_end.wait(0.01):
+            on_progress("Fetching", 0.5)
+        return self.folder / entry.id
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> TwoModels:
+    return TwoModels(tmp_path)
+
+
+@pytest.fixture
+def engines() -> Engines:
+    made = Engines()
+    made.gate.set()
+    return made
+
+
+@pytest.fixture
+async def manager(tmp_path: Path, shelf: TwoModels, engines: Engines) -> AsyncIterator[ModelManager]:
+    chosen = settings.load({"max_num_seqs": 5, "kv_gb": 0.5, "home": tmp_path}, {})
+    made = ModelManager(chosen, shelf, engines, retry_pause_s=0.2)
+    yield made
+    await made.close()
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not claim():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_request_waits_for_the_load_and_every_name_of_the_model_leads_to_it(
+    manager: ModelManager, engines: Engines, tmp_path: Path
+) -> None:
+    engines.gate.clear()
+    manager.load("uno")
+    waiting = [asyncio.create_task(manager.acquire(name)) for name in ("", "one", "uno")]
+    await until(lambda: manager.status().stage == "reading weights")
+    assert (manager.status().state, manager.status().model, manager.status().fraction) == ("loading", "one", 0.25)
+    engines.gate.set()
+    models = await asyncio.gather(*waiting)
+    assert all(model is models[0] for model in models)
+    assert (models[0].id, models[0].folder, models[0].info.max_model_len) == ("one", tmp_path / "one", 1000)
+    assert manager.status().state == "ready"
+
+
+async def test_the_engine_gets_what_the_settings_say(manager: ModelManager, engines: Engines, tmp_path: Path) -> None:
+    manager.load("one")
+    await manager.acquire("")
+    assert engines.children[0].config == EngineConfig(model=str(tmp_path / "one"), max_num_seqs=5, kv_gb=0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "code"), [("three", "model_not_found"), ("two", "model_not_loaded"), ("owner/other", "model_not_found")]
+)
+async def test_a_model_that_is_not_in_hand_is_refused_at_once_even_while_loading(
+    manager: ModelManager, engines: Engines, model: str, code: str
+) -> None:
+    engines.gate.clear()
+    manager.load("one")
+    with pytest.raises(AppError) as refused:
+        await manager.acquire(model)
+    assert (refused.value.status, refused.value.code, refused.value.param) == (404, code, "model")
+    assert "`one`" in refused.value.text
+
+
+async def test_a_dead_child_is_replaced_once_however_many_ask(manager: ModelManager, engines: Engines) -> None:
+    manager.load("one")
+    first = await manager.acquire("")
+    engines.children[0].is_alive = False
+    assert manager.status().state == "failed"
+    assert manager.stats() is None
+    again = await asyncio.gather(*(manager.acquire("one") for _ in range(20)))
+    assert len(engines.children) == 2
+    assert all(model.engine is engines.children[1] for model in again)
+    assert first.engine is engines.children[0]
+
+
+async def test_a_failed_load_tells_its_reason_and_is_tried_again_only_after_a_pause(
+    manager: ModelManager, engines: Engines
+) -> None:
+    engines.errors = [OutOfMemory("Needs 9 GB, 4 GB are free. Choose a smaller model.")]
+    manager.load("one")
+    for _ in range(2):
+        with pytest.raises(AppError) as refused:
+            await manager.acquire("")
+        assert (refused.value.status, refused.value.code) == (503, "out_of_memory")
+        assert "Needs 9 GB" in refused.value.text
+    assert manager.status().state == "failed"
+    assert "Needs 9 GB" in manager.health().detail
+    await asyncio.sleep(0.25)
+    assert (await manager.acquire("")).engine is engines.children[0]
+
+
+async def test_a_failed_load_can_be_begun_again_at_once(manager: ModelManager, engines: Engines) -> None:
+    engines.errors = [OutOfMemory("no")]
+    manager.load("one")
+    with pytest.raises(AppError):
+        await manager.acquire("")
+    manager.load("two")
+    assert (await manager.acquire("two")).id == "two"
+
+
+async def test_a_bug_in_a_load_is_told_and_logged_and_the_app_goes_on(
+    manager: ModelManager, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines.errors = [ZeroDivisionError("oops")]
+    manager.load("one")
+    with pytest.raises(AppError, match="ZeroDivisionError: oops"):
+        await manager.acquire("")
+    assert "loading one failed" in caplog.text
+
+
+async def test_an_unknown_model_at_the_start_is_a_failed_load(manager: ModelManager) -> None:
+    manager.load("nowhere")
+    with pytest.raises(AppError, match="no nowhere"):
+        await manager.acquire("")
+    assert manager.status().state == "failed"
+
+
+async def test_loading_another_model_closes_the_child_first_and_waiters_are_told(
+    manager: ModelManager, engines: Engines
+) -> None:
+    manager.load("one")
+    await manager.acquire("")
+    engines.gate.clear()
+    manager.load("two")
+    await until(lambda: manager.status().stage == "reading weights")
+    assert engines.children[0].is_closed
+    waiting = asyncio.create_task(manager.acquire("two"))
+    await asyncio.sleep(0)
+    engines.gate.set()
+    manager.load("one")
+    with pytest.raises(AppError) as refused:
+        await waiting
+    assert refused.value.code == "model_not_loaded"
+    assert (await manager.acquire("one")).engine.is_alive
+
+
+async def test_closing_while_an_engine_starts_ends_it_and_whoever_waits(
+    manager: ModelManager, engines: Engines
+) -> None:
+    engines.gate.clear()
+    manager.load("one")
+    waiting = asyncio.create_task(manager.acquire(""))
+    await until(lambda: manager.status().stage == "reading weights")
+    await manager.close()
+    with pytest.raises(AppError, match="ending"):
+        await waiting
+    assert engines.num_cancelled == 1
+    with pytest.raises(AppError, match="ending"):
+        await manager.acquire("")
+
+
+async def test_closing_in_the_middle_of_a_fetch_stops_its_thread(
+    manager: ModelManager, shelf: TwoModels, engines: Engines
+) -> None:
+    shelf.may_end.clear()
+    num_threads = threading.active_count()
+    manager.load("one")
+    await until(lambda: manager.status().stage == "Fetching")
+    assert manager.health().detail == "Fetching (50%)"
+    await manager.close()
+    await until(lambda: threading.active_count() == num_threads)
+    assert engines.children == []
+
+
+async def test_closing_ends_the_child(manager: ModelManager, engines: Engines) -> None:
+    manager.load("one")
+    await manager.acquire("")
+    await manager.close()
+    assert engines.children[0].is_closed
+
+
+async def test_a_caller_that_leaves_does_not_end_the_load_for_the_others(
+    manager: ModelManager, engines: Engines
+) -> None:
+    engines.gate.clear()
+    manager.load("one")
+    leaving, staying = (asyncio.create_task(manager.acquire("")) for _ in range(2))
+    await until(lambda: manager.status().stage == "reading weights")
+    leaving.cancel()
+    await asyncio.sleep(0)
+    engines.gate.set()
+    assert (await staying).id == "one"
+
+
+async def test_the_cards_tell_which_model_is_loaded_and_with_how_much_room(manager: ModelManager) -> None:
+    assert [(card.id, card.state) for card in manager.cards()] == [("one", "unloaded"), ("two", "unloaded")]
+    manager.load("one")
+    assert manager.cards()[0].state == "loading"
+    await manager.acquire("")
+    one, two = manager.cards()
+    assert (one.state, one.max_model_len, one.context_length) == ("loaded", 1000, 2000)
+    assert (two.state, two.max_model_len) == ("unloaded", None)
+    assert manager.stats() == EngineStats(num_steps=7)
+
+
+async def test_without_a_load_there_is_no_model(manager: ModelManager) -> None:
+    assert manager.status().state == "empty"
+    with pytest.raises(AppError, match="No model is loaded"):
+        await manager.acquire("")
