@@ -77,7 +77,8 @@ class _Best:
         """The scale that fits the codes chosen so far best."""
         steps = self._codes(self._scales, self.zeros) - self.zeros
         squares = (steps * steps).sum(axis=2, keepdims=True)
-        return (steps * self._groups).sum(axis=2, keepdims=True) / np.where(squares == 0, 1, squares)
+        scales: Weights = (steps * self._groups).sum(axis=2, keepdims=True) / np.where(squares == 0, 1, squares)
+        return scales
 
     def rounded(self) -> Rounded:
         codes = self._codes(self._scales, self.zeros)

@@ -1,19 +1,19 @@
-"""The models folder: which models are whole, and how large they are. Reads only; embedded and download write."""
+"""The models folder: which models are whole, and how large they are. Reads only; embedded and download write.
+
+Both build under a hidden name and rename at the end, so that what is looked for here is damage that came later, or a
+folder that was copied by hand.
+"""
 
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-# Present from the first byte of a download to its last: some files of a model are optional, so that a look at what is
-# there cannot tell "done" from "not yet".
-DOWNLOADING = ".fireside-downloading"
-
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
 def is_whole(folder: Path) -> bool:
-    """Everything a load needs is there, at full length (config, tokenizer, every shard), and no download is under way."""
+    """Everything a load needs is there at full length: config, tokenizer, every shard."""
     return not problems(folder)
 
 
@@ -22,8 +22,6 @@ def problems(folder: Path) -> list[str]:
     if not folder.is_dir():
         return [f"{folder} is not a folder"]
     found = []
-    if (folder / DOWNLOADING).exists():
-        found.append("its download has not finished")
     if not (folder / "config.json").is_file():
         found.append("config.json is missing")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
