@@ -19,11 +19,11 @@ from typing import Literal, Protocol
 from app.background import in_daemon_thread
 from app.chat.types import EngineLike
 from app.errors import AppError, from_engine_error
+from app.models.catalog import CatalogEntry
 from app.models.making import Progress
 from app.settings import Settings
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.messages import Loading
 from engine.types import EngineStats, ModelInfo
 
 _log = logging.getLogger("fireside.models")
@@ -34,31 +34,22 @@ STOP_GRACE_S = 0.7  # a fetch looks at the stop flag several times a second
 State = Literal["empty", "loading", "ready", "failed"]
 
 
-class Entry(Protocol):
-    """A model that can be named: a catalogue entry, a repository or a folder."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def context_length(self) -> int | None: ...
-
-
 class Shelf(Protocol):
-    """What models there are, and how one comes to lie whole in a folder."""
+    """The face of `app.models.shelf.ModelShelf`: what models there are, and how one comes to lie whole in a folder."""
 
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[CatalogEntry]:
         """The catalogue, from memory."""
         ...
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> CatalogEntry | None:
         """The entry with this id, alias, repository or folder; None where there is none."""
         ...
 
-    def resolve(self, name: str) -> Entry:
+    def resolve(self, name: str) -> CatalogEntry:
         """As `find`; raises AppError 404 with what there is."""
         ...
 
-    def ensure(self, entry: Entry, on_progress: Progress) -> Path:
+    def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
         """The folder of the whole checkpoint, fetched or converted first where needed. Blocks. Raises AppError."""
         ...
 
@@ -78,7 +69,7 @@ class Engine(EngineLike, Protocol):
 class StartEngine(Protocol):
     """`EngineClient.start`: returns when the model can answer; cancelling it ends the child. Raises EngineError."""
 
-    def __call__(self, config: EngineConfig, *, on_loading: Callable[[Loading], None]) -> Awaitable[Engine]: ...
+    def __call__(self, config: EngineConfig, *, on_loading: Callable[[str, float], None]) -> Awaitable[Engine]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +153,15 @@ class _Load:
         found = None if self.outcome.cancelled() else self.outcome.exception()
         return found if isinstance(found, AppError) else _closed()
 
-    def progress(self, stage: str, fraction: float | None) -> None:
+    def show(self, stage: str, fraction: float | None) -> None:
         """Called from the fetching thread and from the event loop; two plain stores, so no lock."""
+        self.stage, self.fraction = stage, fraction
+
+    def show_or_stop(self, stage: str, fraction: float | None) -> None:
+        """For a fetch: raising here is what ends it."""
         if self.is_stopped:
             raise _Stopped
-        self.stage, self.fraction = stage, fraction
+        self.show(stage, fraction)
 
     def _ended_well(self) -> bool:
         return self.outcome.done() and not self.outcome.cancelled() and self.outcome.exception() is None
@@ -309,12 +304,12 @@ class ModelManager:
         entry = self._shelf.resolve(load.name)
         load.model_id = entry.id
         load.is_fetching = True
-        folder = await in_daemon_thread(lambda: self._shelf.ensure(entry, load.progress))
+        folder = await in_daemon_thread(lambda: self._shelf.ensure(entry, load.show_or_stop))
         load.is_fetching = False
-        load.progress("Starting the engine", None)
+        load.show("Starting the engine", None)
         engine = await self._start_engine(
             _engine_config(self._settings, folder),
-            on_loading=lambda loading: load.progress(loading.stage, loading.fraction),
+            on_loading=load.show,
         )
         return ReadyModel(id=entry.id, folder=folder, engine=engine)
 
@@ -338,7 +333,7 @@ async def _end(load: _Load) -> None:
         await asyncio.wait({load.outcome}, timeout=STOP_GRACE_S)
     if not load.outcome.done():
         load.outcome.cancel()
-        await asyncio.wait({load.outcome}, timeout=STOP_GRACE_S)
+        await asyncio.wait({load.outcome})
     if load.ready is not None:
         with suppress(EngineError, OSError):
             await load.ready.engine.close()

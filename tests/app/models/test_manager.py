@@ -5,21 +5,18 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from app import settings
 from app.errors import AppError
+from app.models.catalog import CatalogEntry
 from app.models.making import Progress
 from app.models.manager import ModelManager
 from engine.config import EngineConfig
 from engine.errors import OutOfMemory
-from engine.messages import Loading
 from engine.types import EngineStats, ModelInfo, SamplingParams, TokenEvent
 from tests.fakes import model_info
-
-Entry = SimpleNamespace
 
 
 class Child:
@@ -48,8 +45,8 @@ class Engines:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     num_cancelled: int = 0
 
-    async def __call__(self, config: EngineConfig, *, on_loading: Callable[[Loading], None]) -> Child:
-        on_loading(Loading(stage="reading weights", fraction=0.25))
+    async def __call__(self, config: EngineConfig, *, on_loading: Callable[[str, float], None]) -> Child:
+        on_loading("reading weights", 0.25)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -69,21 +66,21 @@ class TwoModels:
         self.may_end = threading.Event()
         self.may_end.set()
         self.num_fetches = 0
-        self._entries = {"one": Entry(id="one", context_length=2000), "two": Entry(id="two", context_length=None)}
+        self._entries = {"one": CatalogEntry(id="one", context_length=2000), "two": CatalogEntry(id="two")}
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CatalogEntry]:
         return list(self._entries.values())
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> CatalogEntry | None:
         return self._entries.get({"uno": "one"}.get(name, name))
 
-    def resolve(self, name: str) -> Entry:
+    def resolve(self, name: str) -> CatalogEntry:
         found = self.find(name)
         if found is None:
             raise AppError(404, "model_not_found", f"no {name}")
         return found
 
-    def ensure(self, entry: Entry, on_progress: Progress) -> Path:
+    def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
         self.num_fetches += 1
         while not self.may_end.wait(0.01):
             on_progress("Fetching", 0.5)
