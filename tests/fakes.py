@@ -1,0 +1,221 @@
+"""Stand-ins for the rooms behind a turn: a model folder whose tokens are bytes, a scripted engine, a source, a shelf.
+
+With `byte_model_folder`, token id = byte, so a test writes an answer as text and cuts it into tokens where it likes.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from app.chat.tokenizer import byte_symbols
+from app.errors import AppError
+from engine.types import FinishReason, ModelInfo, RequestTimes, SamplingParams, TokenEvent
+
+BOS, EOS, FIM = 256, 257, 258
+SPECIAL = {BOS: "<|im_start|>", EOS: "<|im_end|>", FIM: "<|fim_middle|>"}
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TIMES = RequestTimes(queue_s=0.5, prefill_s=2.0, decode_s=4.0)
+
+
+def byte_model_folder(
+    folder: Path,
+    *,
+    chat_template: str | None = CHATML,
+    generation_config: dict[str, Any] | None = None,
+    words: Sequence[str] = (),
+    left_out: Sequence[int] = (),
+) -> Path:
+    """Write the text side of a model: byte-level BPE, ids 0..255 the bytes, 256.. the control tokens, then `words`.
+
+    words      further tokens of several characters, one id each from 259
+    left_out   bytes that get no symbol in the vocabulary
+    """
+    vocab = {symbol: byte for byte, symbol in enumerate(byte_symbols()) if byte not in left_out}
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    spec = json.loads(inner.to_str())
+    extra = [*((token_id, text, True) for token_id, text in SPECIAL.items())]
+    extra += [(259 + index, word, False) for index, word in enumerate(words)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    spec["added_tokens"] = [{"id": i, "content": text, "special": special, **flags} for i, text, special in extra]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    config = {"bos_token": SPECIAL[BOS], "eos_token": {"content": SPECIAL[EOS]}, "chat_template": chat_template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    if generation_config is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation_config), encoding="utf-8")
+    return folder
+
+
+def ids(text: str) -> tuple[int, ...]:
+    """The tokens of `text`, a byte each; control tokens are not parsed."""
+    return tuple(text.encode())
+
+
+@dataclass(kw_only=True)
+class Script:
+    """What the engine does with a request.
+
+    token_ids    sampled one after the other; without an end id the answer ends by max_tokens or goes on to `finish`
+    finish       how it ends after the last of them: STOP samples EOS, LENGTH marks the last token
+    gate         waited for before the first token
+    pause_s      before each further token
+    error        raised before token number `error_at`
+    num_cached   prompt tokens from the prefix cache
+    times        sent with the last event
+    """
+
+    token_ids: Sequence[int] = ()
+    finish: FinishReason = FinishReason.STOP
+    gate: asyncio.Event | None = None
+    pause_s: float = 0.0
+    error: Exception | None = None
+    error_at: int = 0
+    num_cached: int = 0
+    times: RequestTimes = TIMES
+
+
+@dataclass
+class FakeEngine:
+    """EngineLike by script. `script(prompt_ids)` picks what happens; a list of ids is the same answer for everyone.
+
+    submitted   (request_id, prompt_ids, params) in order of arrival
+    aborted     request ids whose iterator was closed before its end
+    running     requests that are under way now
+    """
+
+    script: Script | Callable[[tuple[int, ...]], Script]
+    submitted: list[tuple[str, tuple[int, ...], SamplingParams]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+
+    async def submit(
+        self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams
+    ) -> AsyncGenerator[TokenEvent, None]:
+        script = self.script if isinstance(self.script, Script) else self.script(prompt_token_ids)
+        assert request_id not in self.running, "a request id was used twice at once"
+        self.submitted.append((request_id, prompt_token_ids, params))
+        self.running.add(request_id)
+        try:
+            async for event in _events(script, request_id, prompt_token_ids, params):
+                yield event
+        except (GeneratorExit, asyncio.CancelledError):
+            self.aborted.append(request_id)
+            raise
+        finally:
+            self.running.discard(request_id)
+
+
+async def _events(
+    script: Script, request_id: str, prompt: tuple[int, ...], params: SamplingParams
+) -> AsyncGenerator[TokenEvent, None]:
+    sampled = [*script.token_ids, *([EOS] if script.finish is FinishReason.STOP else [])]
+    stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+    for index, token_id in enumerate(sampled):
+        if script.error is not None and index == script.error_at:
+            raise script.error
+        if index == 0 and script.gate is not None:
+            await script.gate.wait()
+        await asyncio.sleep(script.pause_s if index else 0)
+        finish = None
+        if token_id in stop_ids:
+            finish = FinishReason.STOP
+        elif index + 1 == params.max_tokens:
+            finish = FinishReason.LENGTH
+        elif index + 1 == len(sampled):
+            finish = script.finish
+        yield TokenEvent(
+            request_id=request_id,
+            token_id=token_id,
+            finish_reason=finish,
+            num_prompt_tokens=len(prompt),
+            num_cached_tokens=script.num_cached,
+            times=script.times if finish is not None else None,
+        )
+        if finish is not None:
+            return
+
+
+def model_info(**changes: Any) -> ModelInfo:
+    facts: dict[str, Any] = {
+        "architecture": "llama",
+        "quantization": None,
+        "dtype": "float32",
+        "device": "cpu",
+        "vocab_size": 512,
+        "num_layers": 1,
+        "max_model_len": 1000,
+        "context_length": 2000,
+        "eos_token_ids": (EOS,),
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+    }
+    return ModelInfo(**facts | changes)
+
+
+@dataclass
+class FakeModel:
+    folder: Path
+    engine: FakeEngine
+    id: str = "fake-model"
+    info: ModelInfo = field(default_factory=model_info)
+
+
+@dataclass
+class FakeSource:
+    """ModelSource with one model; `gate` is waited for, like a load."""
+
+    model: FakeModel
+    gate: asyncio.Event | None = None
+
+    async def acquire(self, model: str) -> FakeModel:
+        if self.gate is not None:
+            await self.gate.wait()
+        if model not in ("", self.model.id):
+            raise AppError(404, "model_not_found", f"There is no model {model!r}.", param="model")
+        return self.model
+
+
+@dataclass(kw_only=True)
+class FakeCard:
+    id: str
+    created: int = 1_700_000_000
+    state: str = "unloaded"
+    max_model_len: int | None = None
+    context_length: int | None = None
+
+
+@dataclass(kw_only=True)
+class FakeHealth:
+    state: str = "ready"
+    model: str = "fake-model"
+    detail: str = ""
+
+
+@dataclass
+class FakeShelf:
+    """app.api's Shelf."""
+
+    held: list[FakeCard] = field(
+        default_factory=lambda: [
+            FakeCard(id="fake-model", state="loaded", max_model_len=1000, context_length=2000),
+            FakeCard(id="owner/other-4bit", context_length=4096),
+        ]
+    )
+    now: FakeHealth = field(default_factory=FakeHealth)
+
+    def cards(self) -> Sequence[FakeCard]:
+        return self.held
+
+    def health(self) -> FakeHealth:
+        return self.now
