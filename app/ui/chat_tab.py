@@ -6,6 +6,7 @@ No event waits for another tab's (`concurrency_limit=None`; the engine does the 
 and no unload event, as either would hold one of the six connections that a browser grants a host.
 """
 
+import html
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from uuid import uuid4
 
 import gradio as gr
 
-from app.chat.types import ChatRequest, SamplingOptions
+from app.chat.types import ChatRequest
+from app.ui.sampling import FIELDS, Field, read_sampling
 from app.ui.status import Answerer, ModelStatus, StatusSource
 from app.ui.transcript import LATEX_DELIMITERS, Turn, bubbles, dump, load, messages
 from app.ui.turn import Answer, RunningTurn
@@ -41,6 +43,7 @@ class ChatTab:
         with gr.Column(elem_id="fs-composer"):
             self.stats = gr.HTML(elem_id="fs-stats")
             self.box = _message_box()
+            gr.HTML("Enter sends, Shift+Enter starts a new line, Esc stops", elem_id="fs-keys")
             self._build_settings()
         self.transcript = gr.Textbox(value="", visible="hidden", elem_id="fs-transcript", label="Transcript")
         self.turn_id = gr.Textbox(value="", visible="hidden", label="Turn")
@@ -62,35 +65,27 @@ class ChatTab:
                 placeholder="How the model is to behave. Empty sends none.",
             )
             with gr.Row():
-                self.temperature = _number("Temperature", minimum=0, maximum=2, step=0.1)
-                self.top_p = _number("Top p", minimum=0.01, maximum=1, step=0.05)
-                self.max_tokens = _number("Max tokens", minimum=1, precision=0)
-                self.seed = _number("Seed", minimum=0, precision=0)
+                self.sampling = [_sampling_box(field) for field in FIELDS]
 
     def _wire(self) -> None:
-        settings = [self.system, self.temperature, self.top_p, self.max_tokens, self.seed]
+        asked = [self.box, self.transcript, self.system, *self.sampling]
         drawn = [self.box, self.history, self.live, self.stats, self.transcript, self.turn_id]
-        self.box.submit(self._send, [self.box, self.transcript, *settings], drawn, trigger_mode="once", **_EVENT)
-        self.box.stop(self._stop, [self.turn_id], None, queue=False, **_EVENT)
+        self.box.submit(self._send, asked, drawn, trigger_mode="once", **_EVENT)
+        self.box.stop(self._stop, [self.turn_id], [self.box], queue=False, **_EVENT)
         self.new_chat.click(self._start_anew, [self.turn_id], drawn, **_EVENT)
 
-    async def _send(
-        self,
-        text: str,
-        transcript: str,
-        system: str,
-        temperature: float | None,
-        top_p: float | None,
-        max_tokens: int | None,
-        seed: int | None,
-    ) -> AsyncIterator[Updates]:
+    async def _send(self, text: str, transcript: str, system: str, *sampling: str) -> AsyncIterator[Updates]:
         if not text.strip():
             yield {self.box: gr.skip()}
             return
+        try:
+            options = read_sampling(sampling)
+        except ValueError as error:
+            yield {self.stats: f'<span class="fs-error" role="alert">{html.escape(str(error))}</span>'}
+            return
         turns = load(transcript)
-        sampling = SamplingOptions(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
         request = ChatRequest(
-            request_id=f"page-{uuid4().hex}", model="", messages=messages(turns, text, system), sampling=sampling
+            request_id=f"page-{uuid4().hex}", model="", messages=messages(turns, text, system), sampling=options
         )
         turn_id = secrets.token_urlsafe(16)
         async with RunningTurn(self._service, request) as running:
@@ -134,10 +129,12 @@ class ChatTab:
             self.turn_id: "",
         }
 
-    async def _stop(self, turn_id: str) -> None:
+    async def _stop(self, turn_id: str) -> Any:
         running = self._running.get(turn_id)
-        if running is not None:
-            running.stop()
+        if running is None:  # it has just ended, or its server has: the button is all that is left of it
+            return _ready_box()
+        running.stop()
+        return gr.skip()
 
     async def _start_anew(self, turn_id: str) -> Updates:
         running = self._running.get(turn_id)
@@ -235,7 +232,7 @@ def _message_box() -> gr.Textbox:
         autofocus=True,
         lines=1,
         max_lines=10,
-        placeholder="Write a message. Enter sends, Shift+Enter starts a new line.",
+        placeholder="Write a message",
         submit_btn="Send",
     )
 
@@ -244,5 +241,6 @@ def _ready_box() -> gr.Textbox:
     return gr.Textbox(submit_btn="Send", stop_btn=False)
 
 
-def _number(label: str, **limits: Any) -> gr.Number:
-    return gr.Number(label=label, value=None, placeholder="model's own", min_width=120, **limits)
+def _sampling_box(field: Field) -> gr.Textbox:
+    """Text rather than a number widget, since that one has no way to show "not set"."""
+    return gr.Textbox(value="", label=field.label, placeholder="model's own", max_lines=1, min_width=120)

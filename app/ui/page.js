@@ -56,6 +56,13 @@
     }, true);
   }
 
+  function stopOnEscape() {
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") document.querySelector("#fs-box .stop-button")?.click();
+    });
+  }
+
   pollStatus();
+  stopOnEscape();
   followAnswer();
 }

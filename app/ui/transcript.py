@@ -16,11 +16,13 @@ from app.chat.types import Message
 NoteKind = Literal["info", "error", "wait"]
 
 # Where the page's Markdown shows "<" as it is: fenced code (to the end of the text where it is still open),
-# inline code, and formulas. Everywhere else a tag would be taken as HTML.
+# inline code, and formulas. Everywhere else a tag would be taken as HTML. A formula between single dollars follows
+# pandoc's rule (no space inside the dollars, no digit after), so that "$5 and $10" stays money.
 _AS_IT_IS = re.compile(
     r"^ {0,3}(?P<fence>`{3,}|~{3,}).*?(?:^ {0,3}(?P=fence)[`~]*[ \t]*$|\Z)"
     r"|(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)"
-    r"|\$\$.+?\$\$|\\\[.+?\\\]|\\\(.+?\\\)",
+    r"|\$\$.+?\$\$|\\\[.+?\\\]|\\\(.+?\\\)"
+    r"|(?<![\\$])\$(?P<formula>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\d$])",
     re.DOTALL | re.MULTILINE,
 )
 _TAG_OPENS = re.compile(r"<(?=[A-Za-z/!?])")
@@ -93,10 +95,13 @@ def bubbles(turn: Turn) -> list[dict[str, Any]]:
 
 
 def literal(text: str) -> str:
-    """Markdown in which HTML shows as it was typed instead of being obeyed."""
-    pieces, end = [], 0
+    """Markdown for the chat, in which HTML shows as it was typed instead of being obeyed."""
+    pieces: list[str] = []
+    end = 0
     for match in _AS_IT_IS.finditer(text):
-        pieces += [_TAG_OPENS.sub("&lt;", text[end : match.start()]), match.group()]
+        formula = match["formula"]
+        as_it_is = match.group() if formula is None else f"\\({formula}\\)"
+        pieces += [_TAG_OPENS.sub("&lt;", text[end : match.start()]), as_it_is]
         end = match.end()
     return "".join([*pieces, _TAG_OPENS.sub("&lt;", text[end:])])
 

@@ -89,8 +89,9 @@ class RunningTurn:
 
     def stop(self) -> None:
         """End the engine's work now. What has come stays, and `updates` ends with it."""
-        self.answer.is_stopped = not self._gathering.done()
-        self._gathering.cancel()
+        if not self._gathering.done():
+            self.answer.is_stopped = True
+            self._gathering.cancel()
 
     async def discard(self) -> None:
         """Stop, tell whoever draws that the answer is not wanted any more, and wait until it has let go."""

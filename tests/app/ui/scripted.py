@@ -1,6 +1,6 @@
 """A service that says what the message tells it to, at the speed it tells: exact text for tests of the page.
 
-"say: TEXT" answers TEXT, "think: A | TEXT" reasons first, "count: N every S" gives N numbers S seconds apart,
+"say: TEXT" answers TEXT, "think: A | TEXT" reasons first, "count: N every S as W" gives W0, W1, ... S seconds apart,
 "fail: TEXT" breaks in mid-answer, "refuse: TEXT" before it, anything else is echoed.
 """
 
@@ -13,9 +13,16 @@ from app.errors import AppError
 
 
 class ScriptedService:
-    """`requests` are those that came; `closed` the ids of answers that were closed before their end."""
+    """
+    piece_s    seconds before each word
+    is_ready   False holds every answer back, as a model that is still loading does
+    requests   those that came
+    closed     ids of answers that were closed before their end
+    num_open   answers being given now
+    """
 
     def __init__(self, *, piece_s: float = 0.0) -> None:
+        self.is_ready = True
         self.requests: list[ChatRequest] = []
         self.closed: list[str] = []
         self.num_open = 0
@@ -26,6 +33,8 @@ class ScriptedService:
         self.num_open += 1
         num_pieces = 0
         try:
+            while not self.is_ready:
+                await asyncio.sleep(0.02)
             async for delta in self._say(request.messages[-1].content):
                 num_pieces += 1
                 yield delta
@@ -39,10 +48,10 @@ class ScriptedService:
     async def _say(self, script: str) -> AsyncIterator[ChatDelta]:
         word, _, rest = script.partition(": ")
         if word == "count":
-            number, _, pause = rest.partition(" every ")
+            number, _, pause, _, name = rest.split(" ")
             for index in range(int(number)):
                 await asyncio.sleep(float(pause))
-                yield ChatDelta(text=f"{index} ")
+                yield ChatDelta(text=f"{name}{index} ")
         elif word == "refuse":
             raise AppError(400, "refused", rest)
         elif word == "fail":

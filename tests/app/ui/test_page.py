@@ -1,0 +1,60 @@
+"""The page as the server mounts it: what it exposes, and what it never asks of a browser."""
+
+import os
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.ui.page import mount
+from app.ui.status import ModelStatus
+from tests.app.ui.scripted import ScriptedService
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    app = FastAPI()
+    app.add_api_route("/v1/models", lambda: {"object": "list"})
+    mount(app, ScriptedService(), lambda: ModelStatus(model_id="tiny", state="loading", stage="a", fraction=0.5))
+    return TestClient(app)
+
+
+def test_no_event_waits_for_another_and_none_is_public(client: TestClient) -> None:
+    events = client.get("/config").json()["dependencies"]
+    assert len(events) >= 3
+    assert {event["api_visibility"] for event in events} == {"private"}
+    blocks = client.app.routes[-1].app.blocks  # type: ignore[attr-defined]
+    assert {event.concurrency_limit for event in blocks.fns.values()} == {None}
+
+
+def test_the_page_holds_no_connection_while_it_is_idle(client: TestClient) -> None:
+    assert client.get("/config").json()["connect_heartbeat"] is False
+
+
+def test_telemetry_is_off() -> None:
+    assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
+
+
+def test_monitoring_and_run_history_are_off(client: TestClient) -> None:
+    assert client.get("/monitoring").status_code in (403, 404) or not client.get("/monitoring").json()
+    assert not client.get("/config").json()["footer_links"]
+
+
+def test_a_policy_forbids_every_other_host(client: TestClient) -> None:
+    policy = client.get("/").headers["content-security-policy"]
+    assert "default-src 'self'" in policy and "http" not in policy and "*" not in policy
+
+
+def test_routes_that_were_there_before_still_answer(client: TestClient) -> None:
+    assert client.get("/v1/models").json() == {"object": "list"}
+
+
+def test_the_status_route_gives_the_snapshot(client: TestClient) -> None:
+    assert client.get("/ui/status").json() == {
+        "model_id": "tiny",
+        "state": "loading",
+        "stage": "a",
+        "fraction": 0.5,
+        "error": "",
+        "max_model_len": None,
+    }
