@@ -1,10 +1,11 @@
 """Puts the HTTP API on an app. `install` is the whole public face of app.api; app.server calls it, once."""
 
 import logging
+from collections.abc import Sequence
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
 from app.api.chat import chat_router
 from app.api.completions import completions_router
@@ -41,28 +42,32 @@ def install(
     allowed_hosts  names that the Host header may carry; LOOPBACK_HOSTS where the server is bound to loopback, with
                    its own names added where it is bound elsewhere; None lets every name in
     """
-    app.include_router(chat_router(service, shelf))
-    app.include_router(completions_router(service, shelf))
-    app.include_router(models_router(shelf))
-    app.include_router(health_router(shelf, metrics, version))
-    _refuse_the_rest(app)
+    routers = [
+        chat_router(service, shelf),
+        completions_router(service, shelf),
+        models_router(shelf),
+        health_router(shelf, metrics, version),
+    ]
+    for router in routers:
+        app.include_router(router)
+    _refuse_the_rest(app, [route for router in routers for route in router.routes])
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(Door, allowed_hosts=allowed_hosts)
 
 
-def _refuse_the_rest(app: FastAPI) -> None:
+def _refuse_the_rest(app: FastAPI, served: Sequence[BaseRoute]) -> None:
     """Own every path under /v1, so that a mistyped one gets our error and not the page's."""
 
     @app.api_route("/v1/{path:path}", methods=_ANY, include_in_schema=False)
     async def unknown(request: Request, path: str) -> Response:
-        allowed = _methods_of(app, request)
+        allowed = _methods_of(served, request)
         return error_response(_wrong_method(request, allowed) if allowed else _unknown_path(request))
 
 
-def _methods_of(app: FastAPI, request: Request) -> set[str]:
+def _methods_of(served: Sequence[BaseRoute], request: Request) -> set[str]:
     """Methods under which the path would have been served."""
-    partial = [route for route in app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
+    partial = [route for route in served if route.matches(request.scope)[0] is Match.PARTIAL]
     return {method for route in partial for method in getattr(route, "methods", None) or ()}
 
 

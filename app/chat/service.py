@@ -95,8 +95,9 @@ class ChatService:
             text = await self._texts.of(model.folder)
             prompt, prompt_ids = await text.chat_prompt(request)
             channels = Channels(opened=_starts_thinking(request, prompt))
+            _admit(turn, prompt_ids, request.sampling, model.info, param="messages")
+            yield ChatDelta()
             async with aclosing(self._answer(turn, model, text, prompt_ids, request.sampling)) as deltas:
-                yield await anext(deltas)
                 async for delta in deltas:
                     routed = _route(channels, delta)
                     if routed.text or routed.reasoning or routed.finish_reason:
@@ -108,10 +109,9 @@ class ChatService:
             model = await self._source.acquire(request.model)
             text = await self._texts.of(model.folder)
             prompt_ids = await _plain_prompt(request.prompt, text, model.info)
+            _admit(turn, prompt_ids, request.sampling, model.info, param="prompt")
+            yield ChatDelta(text=_echoed(request.prompt, text) if request.echo else "")
             async with aclosing(self._answer(turn, model, text, prompt_ids, request.sampling)) as deltas:
-                yield await anext(deltas)
-                if request.echo:
-                    yield ChatDelta(text=_echoed(request.prompt, text))
                 async for delta in deltas:
                     yield delta
 
@@ -124,9 +124,6 @@ class ChatService:
         options: SamplingOptions,
     ) -> AsyncGenerator[ChatDelta, None]:
         """Tokens to text. Ends with exactly one delta that has a finish_reason, or raises."""
-        turn.prompt_tokens = len(prompt_ids)
-        _check_room(prompt_ids, options, model.info)
-        yield ChatDelta()
         written = Detokenizer(text.tokenizer, options.stop)
         events = model.engine.submit(turn.request_id, prompt_ids, text.sampling(options))
         async with aclosing(cast(AsyncGenerator[TokenEvent, None], events)) as closable:
@@ -208,11 +205,14 @@ def _echoed(prompt: str | tuple[int, ...], text: ModelText) -> str:
     return prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt)
 
 
-def _check_room(prompt_ids: tuple[int, ...], options: SamplingOptions, info: ModelInfo) -> None:
+def _admit(
+    turn: TurnRecord, prompt_ids: tuple[int, ...], options: SamplingOptions, info: ModelInfo, *, param: str
+) -> None:
     """Refuse before anything is computed. Agents look for the first sentence and then shorten their history."""
     asked, answer = len(prompt_ids), options.max_tokens
+    turn.prompt_tokens = asked
     if not prompt_ids:
-        raise AppError(400, "empty_prompt", "The prompt has no tokens.", hint="Send some text.")
+        raise AppError(400, "empty_prompt", "The prompt has no tokens.", hint="Send some text.", param=param)
     if asked + (answer or 1) <= info.max_model_len:
         return
     raise AppError(
@@ -221,6 +221,7 @@ def _check_room(prompt_ids: tuple[int, ...], options: SamplingOptions, info: Mod
         f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
         f"{asked + (answer or 1)} tokens ({asked} in the messages, {answer or 1} in the completion).",
         hint="Please reduce the length of the messages or completion, or load the model with a larger context.",
+        param=param,
     )
 
 

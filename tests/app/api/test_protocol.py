@@ -1,0 +1,237 @@
+"""app.api.protocol: what clients send, field by field, and what becomes of it."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.api.protocol import _NOT_YET, ChatBody, CompletionBody
+from app.chat.types import ChatRequest, CompletionRequest
+from app.errors import AppError
+
+USER = {"role": "user", "content": "hi"}
+
+
+def chat(**fields: Any) -> list[ChatRequest]:
+    return ChatBody.model_validate({"messages": [USER]} | fields).requests("id")
+
+
+def completion(**fields: Any) -> list[CompletionRequest]:
+    return CompletionBody.model_validate({"prompt": "x"} | fields).requests("id")
+
+
+def test_nulls_are_the_same_as_nothing() -> None:
+    names = [*ChatBody.model_fields.keys() - {"messages"}, *_NOT_YET]
+    assert chat(**dict.fromkeys(names)) == chat()
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({}, None),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "max_completion_tokens": None}, 5),
+        ({"max_tokens": -1}, None),
+        ({"max_completion_tokens": -1}, None),
+    ],
+)
+def test_either_name_of_max_tokens(fields: dict[str, Any], max_tokens: int | None) -> None:
+    assert chat(**fields)[0].sampling.max_tokens == max_tokens
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("value", [0, -2])
+def test_zero_and_negative_max_tokens_are_refused_by_name(name: str, value: int) -> None:
+    with pytest.raises(AppError) as caught:
+        chat(**{name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [(None, ()), ("", ()), ([], ()), ("a", ("a",)), (["a", "", "b"], ("a", "b")), ([f"s{n}" for n in range(12)], 12)],
+)
+def test_every_shape_of_stop(stop: Any, expected: Any) -> None:
+    got = chat(stop=stop)[0].sampling.stop
+    assert len(got) == expected if isinstance(expected, int) else got == expected
+
+
+@pytest.mark.parametrize("stop", [5, {"a": 1}, ["a", 5], ["x"] * 1000, ["x" * 10_000]])
+def test_a_stop_that_is_none_is_refused(stop: Any) -> None:
+    with pytest.raises(AppError) as caught:
+        chat(stop=stop)
+    assert caught.value.param == "stop"
+
+
+def test_temperature_zero_is_kept_and_top_p_zero_is_greedy() -> None:
+    assert chat(temperature=0)[0].sampling.temperature == 0
+    greedy = chat(top_p=0, temperature=1)[0].sampling
+    assert (greedy.temperature, greedy.top_p) == (0, None)
+    assert chat(top_k=-1)[0].sampling.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", -1), ("top_p", 1.5), ("n", 0), ("n", 1000), ("top_k", -2), ("seed", 2**70)]
+)
+def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=name):
+        chat(**{name: value})
+
+
+def test_n_answers_have_their_own_id_and_seed() -> None:
+    asked = chat(n=3, seed=7)
+    assert [request.sampling.seed for request in asked] == [7, 8, 9]
+    assert len({request.request_id for request in asked}) == 3
+    assert [request.sampling.seed for request in chat(n=2, seed=-1)] == [None, None]
+
+
+def test_roles_of_other_dialects() -> None:
+    roles = ["developer", "system", "user", "assistant", "tool", "function"]
+    messages = [{"role": role, "content": "x"} for role in roles]
+    got = [message.role for message in chat(messages=messages)[0].messages]
+    assert got == ["system", "system", "user", "assistant", "tool", "tool"]
+    with pytest.raises(AppError) as caught:
+        chat(messages=[{"role": "robot", "content": "x"}])
+    assert caught.value.param == "messages[0].role"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("s", "s"),
+        (None, ""),
+        ([], ""),
+        (" ", " "),
+        ([{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}], "a\nb"),
+        (["a", {"text": "b"}], "a\nb"),
+    ],
+)
+def test_every_shape_of_content(content: Any, text: str) -> None:
+    assert chat(messages=[{"role": "user", "content": content}])[0].messages[0].content == text
+
+
+def test_an_image_is_refused_with_its_place_and_cause() -> None:
+    parts = [
+        {"type": "text", "text": "what is this?"},
+        {"type": "image_url", "image_url": {"url": "data:" + "A" * 9999}},
+    ]
+    with pytest.raises(AppError, match="image_url, and this model reads text only") as caught:
+        chat(messages=[{"role": "user", "content": parts}])
+    assert (caught.value.status, caught.value.param) == (400, "messages[0].content[1]")
+
+
+def test_extras_of_a_message_do_no_harm() -> None:
+    extras = {"refusal": None, "prefix": True, "tool_calls": [], "name": "Ann", "reasoning_content": "r", "audio": None}
+    message = chat(messages=[USER | extras])[0].messages[0]
+    assert (message.name, message.reasoning_content) == ("Ann", "r")
+
+
+NOT_YET = [
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tool_choice", "required"),
+    ("response_format", {"type": "json_object"}),
+    ("logprobs", True),
+    ("top_logprobs", 2),
+    ("logit_bias", {"5": 1}),
+    ("presence_penalty", 0.5),
+    ("frequency_penalty", -0.5),
+    ("repetition_penalty", 1.1),
+    ("min_p", 0.05),
+    ("structured_outputs", {"json": {}}),
+    ("include_stop_str_in_output", True),
+]
+NEUTRAL = [
+    ("tools", []),
+    ("tool_choice", "auto"),
+    ("response_format", {"type": "text"}),
+    ("logprobs", False),
+    ("top_logprobs", 0),
+    ("logit_bias", {}),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0),
+    ("repetition_penalty", 1.0),
+    ("min_p", 0.0),
+    ("modalities", ["text"]),
+    ("no_such_field", 1),
+    ("parallel_tool_calls", True),
+    ("user", "u"),
+    ("metadata", {"a": "b"}),
+    ("prompt_cache_key", "k"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), NOT_YET)
+def test_what_cannot_be_honoured_yet_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(AppError, match=f"`{name}` is not supported yet") as caught:
+        chat(**{name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+@pytest.mark.parametrize(("name", "value"), NEUTRAL)
+def test_a_value_that_changes_nothing_passes(name: str, value: Any) -> None:
+    assert chat(**{name: value}) == chat()
+
+
+def test_an_earlier_tool_call_is_refused_and_not_dropped() -> None:
+    with pytest.raises(AppError) as caught:
+        chat(messages=[USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}])
+    assert caught.value.param == "messages[1].tool_calls"
+
+
+def test_completions_logprobs_zero_asks_for_something() -> None:
+    with pytest.raises(AppError):
+        completion(logprobs=0)
+
+
+def test_template_switches() -> None:
+    got = chat(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")[0].template_kwargs
+    assert got == {"enable_thinking": False, "reasoning_effort": "low"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "continues"),
+    [
+        ({}, True),
+        ({"continue_final_message": True, "add_generation_prompt": False}, True),
+        ({"add_generation_prompt": True}, False),
+        ({"continue_final_message": False}, False),
+    ],
+)
+def test_a_last_message_of_the_assistant_is_its_beginning(flags: dict[str, bool], continues: bool) -> None:
+    messages = [USER, {"role": "assistant", "content": "The"}]
+    assert chat(messages=messages, **flags)[0].continue_final_message is continues
+    assert chat()[0].continue_final_message is False
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [(1, 2)]), ([[1, 2], [3]], [(1, 2), (3,)])],
+)
+def test_the_four_shapes_of_a_prompt(prompt: Any, prompts: list[Any]) -> None:
+    assert [request.prompt for request in completion(prompt=prompt)] == prompts
+
+
+@pytest.mark.parametrize("prompt", ["", [], None, [[]], [""], 5, [1, "a"], [True], {"a": 1}])
+def test_no_prompt_at_all_is_refused(prompt: Any) -> None:
+    with pytest.raises(AppError) as caught:
+        completion(prompt=prompt)
+    assert caught.value.status == 400
+    assert caught.value.param is not None and caught.value.param.startswith("prompt")
+
+
+def test_answers_are_numbered_prompt_by_prompt() -> None:
+    asked = completion(prompt=["a", "b"], n=2)
+    assert [(request.request_id, request.prompt) for request in asked] == [
+        ("id-0", "a"),
+        ("id-1", "a"),
+        ("id-2", "b"),
+        ("id-3", "b"),
+    ]
+
+
+def test_stream_options_without_stream_are_refused() -> None:
+    with pytest.raises(AppError, match="stream_options"):
+        chat(stream_options={"include_usage": True})
+    chat(stream_options={"include_usage": True}, stream=True)

@@ -1,0 +1,371 @@
+"""The routes: shapes of answers, errors and headers, as api-contract says them."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.errors import EngineDied, TooManyRequests
+from engine.types import EngineStats
+from tests.app.api.house import USER, House
+from tests.fakes import EOS, FakeHealth, Script, byte_model_folder, ids
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_model_folder(tmp_path_factory.mktemp("byte-model"))
+
+
+@pytest.fixture
+def house(folder: Path) -> House:
+    return House(folder, Script(token_ids=ids("Hello"), num_cached=4))
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of a stream in order; the last is the string [DONE]."""
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    frames = [frame for frame in response.text.split("\n\n") if frame]
+    assert all(frame.startswith(("data: ", ": ")) for frame in frames)
+    data = [frame.removeprefix("data: ") for frame in frames if frame.startswith("data: ")]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """Checks the shape that every error has."""
+    assert response.status_code == status, response.text
+    assert response.headers["x-request-id"]
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] is None or isinstance(error["code"], str)
+    assert not any(leak in error["message"] for leak in ("Traceback", "site-packages", "/home", "0x"))
+    return error
+
+
+async def test_a_whole_chat_answer(house: House) -> None:
+    body = (await house.chat()).json()
+    assert body["object"] == "chat.completion" and isinstance(body["created"], int)
+    assert body["id"].startswith("chatcmpl-") and body["model"] == "fake-model"
+    (choice,) = body["choices"]
+    assert choice["index"] == 0 and choice["finish_reason"] == "stop"
+    assert choice["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    prompt = len("*user\nHi*\n*assistant\n")
+    assert body["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 6,
+        "total_tokens": prompt + 6,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    assert body["timings"]["prompt_n"] == prompt - 4 and body["timings"]["cache_n"] == 4
+    assert body["timings"]["predicted_per_second"] == 5 / 4.0
+
+
+async def test_the_order_of_a_chat_stream(house: House) -> None:
+    response = await house.chat(stream=True, stream_options={"include_usage": True})
+    assert response.status_code == 200
+    assert response.headers["cache-control"] == "no-cache" and response.headers["x-accel-buffering"] == "no"
+    *chunks, done = events(response)
+    assert done == "[DONE]"
+    assert all(isinstance(chunk["choices"], list) and isinstance(chunk["created"], int) for chunk in chunks)
+    assert {(chunk["id"], chunk["object"], chunk["model"]) for chunk in chunks} == {
+        (chunks[0]["id"], "chat.completion.chunk", "fake-model")
+    }
+    opening, *middle, finish, usage = chunks
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in middle) == "Hello"
+    assert all("role" not in chunk["choices"][0]["delta"] for chunk in middle)
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None] * 6 + ["stop"]
+    assert finish["timings"]["predicted_n"] == 6
+    assert usage["choices"] == [] and usage["usage"] == (await house.chat()).json()["usage"]
+    assert not any("usage" in chunk for chunk in chunks[:-1])
+
+
+async def test_usage_comes_only_when_asked(house: House) -> None:
+    for options in ({}, {"stream_options": {"include_usage": False}}, {"stream_options": None}):
+        assert "usage" not in (await house.chat(stream=True, **options)).text
+
+
+async def test_stream_and_whole_say_the_same(folder: Path) -> None:
+    text = "<think>so 日</think>\n\nGrüße 😀 now END never"
+    house = House(folder, Script(token_ids=ids(text)))
+    whole = (await house.chat(stop="END")).json()["choices"][0]["message"]
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(await house.chat(stop="END", stream=True))[:-1]]
+    assert whole["content"] == "".join(delta.get("content", "") for delta in deltas) == "Grüße 😀 now "
+    assert whole["reasoning_content"] == "".join(delta.get("reasoning_content", "") for delta in deltas) == "so 日"
+
+
+async def test_n_answers_share_the_prompt_and_keep_their_index(house: House) -> None:
+    body = (await house.chat(n=3, temperature=1)).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert body["usage"]["completion_tokens"] == 18
+    assert body["usage"]["prompt_tokens"] == len("*user\nHi*\n*assistant\n")
+    *chunks, _ = events(await house.chat(n=2, stream=True))
+    by_index: dict[int, list[str | None]] = {0: [], 1: []}
+    for chunk in chunks:
+        by_index[chunk["choices"][0]["index"]].append(chunk["choices"][0]["finish_reason"])
+    assert all(reasons.count("stop") == 1 and reasons[-1] == "stop" for reasons in by_index.values())
+
+
+async def test_completions_whole_and_streamed(house: House) -> None:
+    body = (await house.complete(prompt=["a", "bc"], n=2, echo=True)).json()
+    assert body["object"] == "text_completion" and body["id"].startswith("cmpl-")
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [
+        (0, "aHello"),
+        (1, "aHello"),
+        (2, "bcHello"),
+        (3, "bcHello"),
+    ]
+    assert body["usage"]["prompt_tokens"] == 3
+    *chunks, done = events(await house.complete(stream=True, stream_options={"include_usage": True}))
+    assert done == "[DONE]" and chunks[-1]["usage"]["completion_tokens"] == 6
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "Hello"
+
+
+async def test_paths_without_v1_and_bodies_without_a_type_are_served(house: House) -> None:
+    content = json.dumps({"messages": [USER]})
+    headers = {"content-type": "application/x-www-form-urlencoded", "authorization": "Bearer "}
+    response = await house.ask("POST", "/chat/completions", content=content, headers=headers)
+    assert response.status_code == 200
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ("{not json", None),
+        ("", None),
+        ("[1]", None),
+        ('"x"', None),
+        ("[" * 5000, None),
+        ("{}", "messages"),
+        ('{"messages": []}', "messages"),
+        ('{"messages": "hi"}', "messages"),
+        ('{"messages": [{"content": "x"}]}', "messages[0].role"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', None),
+        ('{"messages": [{"role": "user", "content": "x"}], "max_tokens": "many"}', "max_tokens"),
+        ('{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "temperature"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "messages[0].content"),
+        ('{"messages": [{"role": "user", "content": "x"}], "n": 1.5}', "n"),
+    ],
+)
+async def test_a_wrong_body_is_a_400_that_names_the_place(house: House, body: str, param: str | None) -> None:
+    response = await house.ask("POST", "/v1/chat/completions", content=body)
+    error = error_of(response, 400)
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_what_is_echoed_is_bounded(house: House) -> None:
+    response = await house.chat(stop={"x": "A" * 10_000})
+    assert len(error_of(response, 400)["message"]) < 400
+    response = await house.chat(max_tokens="A" * 10_000)
+    assert len(error_of(response, 400)["message"]) < 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_before_the_first_token_has_its_status_streamed_or_not(folder: Path, stream: bool) -> None:
+    full = House(folder, Script(token_ids=ids("x"), error=TooManyRequests("The waiting line is full.")))
+    response = await full.chat(stream=stream)
+    assert error_of(response, 429)["type"] == "rate_limit_error"
+    assert response.headers["retry-after"] and "x-should-retry" not in response.headers
+    response = await full.chat(stream=stream, model="no-such-model")
+    assert error_of(response, 404)["code"] == "model_not_found"
+    response = await full.chat(stream=stream, messages=[{"role": "user", "content": "x" * 300}], max_tokens=9)
+    error = error_of(response, 400)
+    assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
+    assert error["message"].startswith(
+        "This model's maximum context length is 200 tokens. However, you requested 328 tokens "
+        "(319 in the messages, 9 in the completion)."
+    )
+
+
+async def test_an_error_in_mid_stream_is_an_object_and_then_the_end(folder: Path) -> None:
+    script = Script(token_ids=ids("abcdef"), error=EngineDied("The engine ended."), error_at=4, pause_s=0.15)
+    *chunks, last = events(await House(folder, script).chat(stream=True))
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "abcd"
+    assert last == {
+        "error": {"message": "The engine ended.", "type": "server_error", "param": None, "code": "engine_died"}
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_of_ours_tells_no_secrets_and_is_logged(
+    folder: Path, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(folder, Script(token_ids=ids("x"), error=RuntimeError("secret at /home/me")))
+    response = await house.chat(stream=stream)
+    assert error_of(response, 500)["code"] == "internal_error"
+    assert "secret" not in response.text and "secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nope", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/elsewhere", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+    ],
+)
+async def test_unknown_paths_and_methods_have_the_same_shape(house: House, method: str, path: str, status: int) -> None:
+    error_of(await house.ask(method, path), status)
+
+
+async def test_a_body_beyond_all_reason_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.api.body.MAX_BODY_BYTES", 1000)
+    error_of(await house.chat(user="x" * 1000), 413)
+
+
+# Models, health, metrics
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/", "/models", "/models/"])
+async def test_the_model_list(house: House, path: str) -> None:
+    body = (await house.ask("GET", path)).json()
+    assert body["object"] == "list"
+    loaded, other = body["data"]
+    assert {**loaded, "created": 0} == {
+        "id": "fake-model",
+        "object": "model",
+        "created": 0,
+        "owned_by": "fireside",
+        "state": "loaded",
+        "max_model_len": 1000,
+        "context_length": 1000,
+    }
+    assert other["context_length"] == 4096 and other["state"] == "unloaded"
+
+
+async def test_one_model_also_with_a_slash_in_its_name(house: House) -> None:
+    assert (await house.ask("GET", "/v1/models/owner/other-4bit")).json()["id"] == "owner/other-4bit"
+    assert error_of(await house.ask("GET", "/v1/models/none"), 404)["code"] == "model_not_found"
+
+
+async def test_the_list_and_health_answer_while_a_model_loads(house: House) -> None:
+    house.shelf.now = FakeHealth(state="loading", detail="reading weights")
+    assert (await house.ask("GET", "/v1/models")).status_code == 200
+    health = await house.ask("GET", "/health")
+    assert health.status_code == 200 and health.json()["state"] == "loading"
+    assert (await house.ask("GET", "/version")).json() == {"version": "1.2.3"}
+
+
+async def metric(house: House, name: str, **labels: str) -> float:
+    response = await house.ask("GET", "/metrics")
+    families = text_string_to_metric_families(response.text)
+    values = [s.value for family in families for s in family.samples if s.name == name and s.labels == labels]
+    assert len(values) == 1, f"{name} {labels}: {values}"
+    return float(values[0])
+
+
+async def test_metrics_count_turns_by_their_end(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("Hello")))
+    await house.chat()
+    await house.chat(max_tokens=2)
+    await house.chat(model="none")
+    assert await metric(house, "fireside_request_success_total", finished_reason="stop") == 1
+    assert await metric(house, "fireside_request_success_total", finished_reason="length") == 1
+    assert await metric(house, "fireside_admission_rejections_total", reason="model_not_found") == 1
+    assert await metric(house, "fireside_request_generation_tokens_sum") == 6 + 2
+    assert await metric(house, "fireside_inter_token_latency_seconds_count") == 5 + 1
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
+        assert await metric(house, f"fireside_{name}_count") == 2
+    assert await metric(house, "fireside_request_decode_time_seconds_sum") == 8.0
+
+
+async def test_metrics_show_the_engines_own_numbers_and_zeros_without_one(house: House) -> None:
+    assert await metric(house, "fireside_num_requests_running") == 0
+    house.stats = EngineStats(
+        num_requests_running=3, num_blocks_total=8, num_blocks_used=2, prefix_cache_hits=7, generation_tokens=9
+    )
+    assert await metric(house, "fireside_num_requests_running") == 3
+    assert await metric(house, "fireside_kv_cache_usage_perc") == 0.25
+    assert await metric(house, "fireside_prefix_cache_hits_total") == 7
+    assert await metric(house, "fireside_generation_tokens_total") == 9
+
+
+async def test_two_apps_in_one_process_count_apart(folder: Path) -> None:
+    first, second = House(folder, Script()), House(folder, Script())
+    await first.chat()
+    assert await metric(first, "fireside_request_generation_tokens_sum") == 1
+    assert await metric(second, "fireside_request_generation_tokens_sum") == 0
+
+
+# The door
+
+
+async def test_every_reply_has_a_request_id_and_a_clients_own_is_kept(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for method, path in (("GET", "/health"), ("GET", "/v1/nope"), ("POST", "/v1/chat/completions")):
+        response = await house.ask(method, path, headers={"x-request-id": "mine-1"})
+        assert response.headers["x-request-id"] == "mine-1"
+    forged = await house.ask("GET", "/health", headers={"x-request-id": "a b\tc"})
+    assert forged.headers["x-request-id"] not in ("", "a b\tc")
+    async with house.client(headers={"x-request-id": "mine-2"}) as client:
+        await client.post("/v1/chat/completions", json={"messages": [USER]})
+    lines = [record.getMessage() for record in caplog.records if "mine-2" in record.getMessage()]
+    assert len(lines) == 1 and ": stop; model (in hand), prompt 21 tokens (4 cached), answer 6" in lines[0]
+    assert any("mine-1: refused, invalid_json" in record.getMessage() for record in caplog.records)
+
+
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, x-stainless-os"}
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:5173", "http://127.0.0.1", "https://[::1]:8443", "app://obsidian.md"]
+)
+async def test_pages_of_this_machine_may_call(house: House, origin: str) -> None:
+    response = await house.ask("OPTIONS", "/v1/chat/completions", headers=PREFLIGHT | {"origin": origin})
+    assert response.status_code == 204
+    assert response.headers["access-control-allow-origin"] == origin
+    assert response.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
+    for path in ("/v1/models", "/v1/nope"):
+        response = await house.ask("GET", path, headers={"origin": origin})
+        assert response.headers["access-control-allow-origin"] == origin
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example", "http://[bad"])
+async def test_pages_of_elsewhere_may_not(house: House, origin: str) -> None:
+    response = await house.ask("OPTIONS", "/v1/models", headers=PREFLIGHT | {"origin": origin})
+    error_of(response, 403)
+    assert "access-control-allow-origin" not in response.headers
+    response = await house.ask("GET", "/v1/models", headers={"origin": origin})
+    assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8000", "", "[bad"])
+async def test_an_unknown_host_is_refused_against_dns_rebinding(house: House, host: str) -> None:
+    assert error_of(await house.ask("GET", "/v1/models", headers={"host": host}), 403)["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST:1"])
+async def test_loopback_names_are_let_in(house: House, host: str) -> None:
+    assert (await house.ask("GET", "/health", headers={"host": host})).status_code == 200
+
+
+async def test_without_a_host_list_every_name_is_let_in(folder: Path) -> None:
+    house = House(folder, Script(), hosts=None)
+    assert (await house.ask("GET", "/health", headers={"host": "nas.local"})).status_code == 200
+
+
+async def test_a_broken_route_is_a_500_in_our_shape_with_all_headers(house: House) -> None:
+    @house.app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("secret")
+
+    response = await house.ask("GET", "/broken", headers={"origin": "http://localhost"})
+    assert "secret" not in error_of(response, 500)["message"]
+    assert response.headers["access-control-allow-origin"] == "http://localhost"
+
+
+async def test_special_tokens_in_a_raw_prompt_reach_the_engine_as_tokens(house: House) -> None:
+    await house.complete(prompt="a<|im_end|>")
+    assert house.engine.submitted[0][1] == (*ids("a"), EOS)
