@@ -2,7 +2,7 @@
 
 The order of a stream: headers as soon as the request is accepted, an opening chunk for each answer, text, finish
 chunks, usage if asked, [DONE], end of the body. While nothing comes, a comment keeps the connection alive, and now and
-then an empty chunk: some clients' clocks count chunks alone. After the headers, a failure is an error frame and the end.
+then an empty chunk: some clients' clocks count chunks alone. A failure after the headers is an error frame, the last.
 """
 
 import asyncio

@@ -1,0 +1,262 @@
+"""The openai package and raw sockets against the app behind a real uvicorn on a loopback port, over a scripted engine.
+
+Exact cases that a real model would not give on demand: cut characters, stop strings, silence, failures, leaving.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from engine.errors import EngineDied, TooManyRequests
+from tests.app.api.house import USER, House
+from tests.fakes import Script, byte_model_folder, ids
+
+HELD = 30.0  # far longer than a test takes: only an abort ends such an answer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_model_folder(tmp_path_factory.mktemp("byte-model"))
+
+
+@asynccontextmanager
+async def serving(house: House) -> AsyncIterator[str]:
+    """The app behind a real server; gives its address."""
+    server = uvicorn.Server(uvicorn.Config(house.app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+
+
+@asynccontextmanager
+async def openai_client(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with serving(house) as address:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+            yield client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_chat(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("Paris."), num_cached=3))
+    async with openai_client(house) as client:
+        answer = await client.chat.completions.create(model="fake-model", messages=[USER], temperature=0, seed=1)
+    assert answer.choices[0].message.content == "Paris."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None and answer.usage.completion_tokens == 7
+    assert answer.usage.prompt_tokens_details is not None and answer.usage.prompt_tokens_details.cached_tokens == 3
+    params = house.engine.submitted[0][2]
+    assert (params.temperature, params.seed) == (0.0, 1)
+
+
+@pytest.mark.parametrize("text", ["plain words", "日本語、한국어 und Grüße", "👩‍👩‍👧‍👦 🇫🇷 é́"])
+async def test_a_stream_of_single_bytes_joins_to_the_whole_text_with_usage_last(folder: Path, text: str) -> None:
+    async with openai_client(House(folder, Script(token_ids=ids(text)))) as client:
+        stream = await client.chat.completions.create(
+            model="", messages=[USER], stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        whole = await client.chat.completions.create(model="", messages=[USER])
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == whole.choices[0].message.content == text
+    assert not any("�" in piece for piece in pieces)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+
+
+async def test_the_stream_helper_of_the_client_accepts_our_chunks(folder: Path) -> None:
+    async with openai_client(House(folder, Script(token_ids=ids("<think>a</think>b")))) as client:
+        async with client.chat.completions.stream(model="fake-model", messages=[USER]) as stream:
+            final = await stream.get_final_completion()
+    assert final.choices[0].message.content == "b"
+    assert final.choices[0].message.model_extra == {"reasoning_content": "a"} or (
+        getattr(final.choices[0].message, "reasoning_content", None) == "a"
+    )
+
+
+async def test_a_stop_string_across_token_borders_is_never_seen_and_aborts(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("one</s>two")))
+    async with openai_client(house) as client:
+        stream = await client.chat.completions.create(model="", messages=[USER], stream=True, stop=["</s>", "zzz"])
+        chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert len(house.engine.aborted) == 1
+
+
+async def test_two_answers_are_interleaved(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("abcdef"), pause_s=0.02))
+    async with openai_client(house) as client:
+        stream = await client.chat.completions.create(model="", messages=[USER], stream=True, n=2, seed=5)
+        chunks = [chunk.choices[0] async for chunk in stream]
+    order = [choice.index for choice in chunks if choice.delta.content]
+    assert order != sorted(order)
+    for index in (0, 1):
+        assert "".join(choice.delta.content or "" for choice in chunks if choice.index == index) == "abcdef"
+    assert [params.seed for _, _, params in house.engine.submitted] == [5, 6]
+
+
+async def test_completions_with_every_prompt_shape(folder: Path) -> None:
+    async with openai_client(House(folder, Script(token_ids=ids("!")))) as client:
+        for prompt, texts in (
+            ("a", ["a!"]),
+            (["a", "b"], ["a!", "b!"]),
+            ([97], ["a!"]),
+            ([[97], [98, 99]], ["a!", "bc!"]),
+        ):
+            answer = await client.completions.create(model="", prompt=prompt, echo=True, max_tokens=5)
+            assert [choice.text for choice in answer.choices] == texts
+        stream = await client.completions.create(model="", prompt="a", stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "!"
+
+
+async def test_models(folder: Path) -> None:
+    async with openai_client(House(folder)) as client:
+        assert [model.id async for model in client.models.list()] == ["fake-model", "owner/other-4bit"]
+        assert (await client.models.retrieve("fake-model")).owned_by == "fireside"
+
+
+async def test_errors_are_the_clients_own_classes(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("x"), error=TooManyRequests("The line is full.")))
+    async with openai_client(house) as client:
+        create = client.chat.completions.create
+        with pytest.raises(openai.NotFoundError, match="no-such"):
+            await create(model="no-such", messages=[USER])
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 200 tokens") as caught:
+            await create(model="", messages=[{"role": "user", "content": "x" * 500}])
+        assert caught.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError, match="not supported yet"):
+            await create(model="", messages=[USER], logprobs=True)
+        with pytest.raises(openai.RateLimitError, match="The line is full"):
+            await create(model="", messages=[USER])
+        with pytest.raises(openai.NotFoundError):
+            await client.embeddings.create(model="", input="x")
+
+
+async def test_a_permanent_fault_is_not_posted_again(folder: Path) -> None:
+    """Else one failure after a long generation becomes three generations."""
+    house = House(folder, Script(token_ids=ids("x"), error=EngineDied("gone")))
+    async with openai_client(house) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.with_options(max_retries=2).chat.completions.create(model="", messages=[USER])
+    assert len(house.engine.submitted) == 1
+
+
+async def test_a_failure_in_mid_stream_raises_in_the_client(folder: Path) -> None:
+    script = Script(token_ids=ids("abcdef"), error=EngineDied("The engine ended."), error_at=3, pause_s=0.2)
+    text = ""
+    async with openai_client(House(folder, script)) as client:
+        stream = await client.chat.completions.create(model="", messages=[USER], stream=True)
+        with pytest.raises(openai.APIError, match="The engine ended"):
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+    assert text == "abc"
+
+
+async def test_closing_the_stream_aborts_in_the_engine(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("ab"), pause_s=HELD))
+    async with openai_client(house) as client:
+        stream = await client.chat.completions.create(model="", messages=[USER], stream=True, n=2)
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        await until(lambda: len(house.engine.submitted) == 2)
+        await stream.close()
+        await until(lambda: len(house.engine.aborted) == 2)
+    assert not house.engine.running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_while_nothing_comes_aborts_streamed_or_not(folder: Path, stream: bool) -> None:
+    house = House(folder, Script(token_ids=ids("a"), gate=asyncio.Event()))
+    async with openai_client(house) as client:
+        request = asyncio.create_task(_read_all(client, stream))
+        await until(lambda: bool(house.engine.running))
+        request.cancel()
+        await until(lambda: len(house.engine.aborted) == 1)
+    assert not house.engine.running
+
+
+async def _read_all(client: openai.AsyncOpenAI, stream: bool) -> None:
+    answer: Any = await client.chat.completions.create(model="", messages=[USER], stream=stream)
+    if stream:
+        async for _ in answer:
+            pass
+
+
+async def test_leaving_while_the_model_loads_leaves_no_task_behind(folder: Path) -> None:
+    house = House(folder)
+    house.source.gate = asyncio.Event()
+    async with serving(house) as address:
+        before = len(asyncio.all_tasks())
+        async with httpx.AsyncClient(base_url=address) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post("/v1/chat/completions", json={"messages": [USER]}, timeout=0.2)
+        await until(lambda: len(asyncio.all_tasks()) <= before)
+    assert house.engine.submitted == []
+
+
+async def test_the_opening_chunk_comes_before_the_first_token(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("a"), gate=asyncio.Event()))
+    async with serving(house) as address, httpx.AsyncClient(base_url=address) as client:
+        async with client.stream("POST", "/v1/chat/completions", json={"messages": [USER], "stream": True}) as reply:
+            assert reply.status_code == 200
+            lines = reply.aiter_lines()
+            opening = json.loads((await anext(lines)).removeprefix("data: "))
+            assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+            assert house.engine.script.gate is not None
+            house.engine.script.gate.set()
+            rest = [line async for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+
+
+async def test_silence_is_filled_with_comments_and_now_and_then_an_empty_chunk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.stream.KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr("app.api.stream.EMPTY_CHUNK_S", 0.2)
+    gate = asyncio.Event()
+    house = House(folder, Script(token_ids=ids("a"), gate=gate))
+    lines: list[str] = []
+    async with serving(house) as address, httpx.AsyncClient(base_url=address) as client:
+        async with client.stream("POST", "/v1/chat/completions", json={"messages": [USER], "stream": True}) as reply:
+            async for line in reply.aiter_lines():
+                lines.append(line)
+                if sum('"delta":{}' in seen for seen in lines) == 2:
+                    gate.set()
+    comments = [line for line in lines if line.startswith(":")]
+    assert len(comments) >= 4 and set(comments) == {": keep-alive"}
+    assert lines.index(": keep-alive") < next(n for n, line in enumerate(lines) if '"delta":{}' in line)
+    assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+async def test_many_answers_at_once_do_not_mix(folder: Path) -> None:
+    def echo_script(prompt: tuple[int, ...]) -> Script:
+        return Script(token_ids=prompt, pause_s=0.001)
+
+    house = House(folder, echo_script)
+    async with openai_client(house) as client:
+        prompts = [f"client number {number} says {'x' * number}" for number in range(24)]
+        answers = await asyncio.gather(
+            *(client.completions.create(model="", prompt=prompt, max_tokens=len(prompt)) for prompt in prompts)
+        )
+    assert [answer.choices[0].text for answer in answers] == prompts
