@@ -19,6 +19,10 @@ from engine.types import FinishReason, TokenEvent
 # whose neighbours take its blocks a few steps later; with the whole max_tokens, long limits would run alone.
 _LOOKAHEAD_TOKENS = 128
 
+# A prompt that is followed by others leaves them one part in so many of the budget: the first token of a short
+# prompt does not wait for the last token of a long one.
+_PARTS_OF_BUDGET = 4
+
 
 @dataclass(slots=True)
 class Counters:
@@ -106,8 +110,9 @@ class Scheduler:
             else:
                 self._extend(sequence, draft)
         for sequence in prefilling:
-            self._extend(sequence, draft)
-        if self._waiting and not draft.has_preempted:
+            is_followed = sequence is not prefilling[-1] or self._may_admit()
+            self._extend(sequence, draft, is_followed=is_followed)
+        if not draft.has_preempted:
             self._admit(draft)
         return BatchPlan(tuple(draft.scheduled.values()))
 
@@ -136,9 +141,10 @@ class Scheduler:
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
-    def _extend(self, sequence: Sequence, draft: _Draft) -> None:
+    def _extend(self, sequence: Sequence, draft: _Draft, *, is_followed: bool = False) -> None:
         """Plan the next tokens of a running sequence, unless the budget is spent or an older one took its blocks."""
-        num_tokens = min(sequence.num_uncomputed_tokens, draft.budget)
+        allowed = draft.budget - draft.budget // _PARTS_OF_BUDGET if is_followed else draft.budget
+        num_tokens = min(sequence.num_uncomputed_tokens, allowed)
         if num_tokens and sequence.status is SequenceStatus.RUNNING and self._hold_blocks(sequence, num_tokens, draft):
             _schedule(sequence, num_tokens, draft)
 
@@ -168,10 +174,10 @@ class Scheduler:
 
     def _admit(self, draft: _Draft) -> None:
         """Start waiting sequences, in order, while budget, seats and the blocks that all will soon need allow it."""
-        if self._waits_for_blocks and self._running:
+        if not self._may_admit():
             return
         promised = sum(map(self._blocks_ahead, self._running))
-        while self._waiting and draft.budget and len(self._running) < self._max_num_seqs:
+        while draft.budget and self._may_admit():
             sequence = self._waiting[0]
             # The last token is always left to compute, since its logits are what we are after.
             match = self.pool.match(sequence.token_ids, len(sequence.token_ids) - 1)
@@ -180,8 +186,12 @@ class Scheduler:
                 self._waits_for_blocks = True
                 return
             self._start(self._waiting.popleft(), match)
-            self._extend(sequence, draft)
+            self._extend(sequence, draft, is_followed=self._may_admit())
             promised += self._blocks_ahead(sequence)
+
+    def _may_admit(self) -> bool:
+        """Somebody waits, a seat is free, and blocks came back since the head of the line did not fit."""
+        return bool(self._waiting) and len(self._running) < self._max_num_seqs and not self._waits_for_blocks
 
     def _blocks_ahead(self, sequence: Sequence) -> int:
         """Blocks that a sequence does not hold yet and will need for its tokens and the look-ahead."""

@@ -17,8 +17,8 @@ from engine.types import MemoryReport, ModelInfo, SamplingParams
 
 VOCAB_SIZE = 50
 EOS = 1
-UNLUCKY = 13  # a prompt with this token breaks the faulty runners
-NO_MEMORY = 14  # a prompt with this token makes them refuse the step
+UNLUCKY = 13  # a prompt that begins with this token breaks the faulty runner
+NO_MEMORY = 14  # and with this one makes it refuse the step
 
 OnProgress = Callable[[str, float], None]
 
@@ -143,14 +143,14 @@ def load_endless(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
 
 
 def load_faulty(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
-    return _FaultyRunner(max_num_seqs=config.max_num_seqs)
+    return _FaultyRunner(max_model_len=4096, num_blocks=2048, max_num_seqs=config.max_num_seqs, step_s=0.01)
 
 
 class _FaultyRunner(FakeRunner):
     def run(self, plan: BatchPlan) -> list[int]:
-        fed = {token_id for sequence in plan.sequences for token_id in sequence.token_ids}
-        if UNLUCKY in fed:
+        first = {sequence.token_ids[0] for sequence in plan.sequences if sequence.start == 0}
+        if UNLUCKY in first:
             raise ZeroDivisionError("a mistake of ours")
-        if NO_MEMORY in fed:
+        if NO_MEMORY in first:
             raise OutOfMemory("This step needs more workspace than there is.")
         return super().run(plan)
