@@ -5,47 +5,63 @@ REFERENCE=1 in the environment takes the reference everywhere (read once, at imp
 """
 
 import os
+from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 
 from kernels import reference
+from kernels.cpu import attention as cpu_attention
+from kernels.cpu import gemm as cpu_gemm
+from kernels.cpu import norm as cpu_norm
+from kernels.cpu import rope as cpu_rope
 from kernels.w4 import W4Weight
 
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
 
+# Rows from which expanding the whole weight once and one dense product beat the packed kernel (bench: `w4_linear`).
+_DENSE_FROM_ROWS = 48
 
-def _on_cpu(x: torch.Tensor) -> bool:
-    return not _REFERENCE_ONLY and x.device.type == "cpu" and x.dtype == torch.float32
+
+def _on_cpu(*tensors: torch.Tensor) -> bool:
+    """Whether the fp32 CPU kernels can take these."""
+    return not _REFERENCE_ONLY and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Root-mean-square norm over the last axis. x [..., hidden], weight [hidden] -> x's shape and dtype."""
-    if _on_cpu(x):
-        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 
-def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding, half-split form (Su et al. 2021, as in GPT-NeoX and Llama).
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add x to the residual stream in place and normalise the sum.
 
-    x          [tokens, heads, head_dim]
-    positions  [tokens] int64
-    cos_sin    [max_len, 2, head_dim / 2] fp32
-    Returns    x's shape and dtype
+    x, residual [tokens, hidden], weight [hidden] -> [tokens, hidden]
     """
-    return reference.rope(x, positions, cos_sin)
+    if _on_cpu(x, residual):
+        return cpu_norm.add_rms_norm(x, residual, weight, eps)
+    return reference.add_rms_norm(x, residual, weight, eps)
 
 
-def write_kv(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+def rope_write_kv(
+    heads: torch.Tensor,
+    num_heads: int,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
 ) -> None:
-    """Store each token's key and value in its slot.
+    """Rotate queries and keys in place (half-split form of Su et al. 2021), then store keys and values in their slots.
 
-    k, v          [tokens, kv_heads, head_dim]
+    heads         [tokens, num_heads + 2 * kv_heads, head_dim]: queries, keys, values
+    positions     [tokens] int64
+    cos_sin       [max_len, 2, head_dim / 2] fp32
     k_cache       [blocks, kv_heads, block_size, head_dim], v_cache the same
     slot_mapping  [tokens] int64, block * block_size + offset in the block
     """
-    reference.write_kv(k, v, k_cache, v_cache, slot_mapping)
+    kernel = cpu_rope if _on_cpu(heads, k_cache) else reference
+    kernel.rope_write_kv(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping)
 
 
 def paged_attention(
@@ -71,7 +87,42 @@ def paged_attention(
     """
     if q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads over {k_cache.shape[1]} KV heads")
-    return reference.paged_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale)
+    if not _on_cpu(q, k_cache):
+        return reference.paged_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale)
+    q = q.contiguous()
+    if q.shape[0] == seq_lens.shape[0]:
+        return cpu_attention.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
+    return _mixed_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale)
+
+
+def _mixed_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Decoding sequences (one query) through the kernel, prefilling ones through torch's attention."""
+    out = torch.empty_like(q)
+    bounds = list(pairwise(cu_seqlens_q.tolist()))
+    one = [s for s, (first, last) in enumerate(bounds) if last - first == 1]
+    if one:
+        rows = [bounds[s][0] for s in one]
+        out[rows] = cpu_attention.decode_attention(q[rows], k_cache, v_cache, block_table[one], seq_lens[one], scale)
+    for s, (first, last) in enumerate(bounds):
+        if last - first > 1:
+            out[first:last] = reference.paged_attention(
+                q[first:last],
+                k_cache,
+                v_cache,
+                block_table[s : s + 1],
+                seq_lens[s : s + 1],
+                torch.tensor([0, last - first]),
+                scale=scale,
+            )
+    return out
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -86,9 +137,13 @@ def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
     """
     if x.shape[-1] != weight.num_inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, the weight takes {weight.num_inputs}")
-    return reference.w4_linear(x, weight)
+    if not (_on_cpu(x, weight.scales) and cpu_gemm.fits(weight)):
+        return reference.w4_linear(x, weight)
+    if x.shape[0] < _DENSE_FROM_ROWS:
+        return cpu_gemm.w4_linear(x.contiguous(), weight)
+    return (x @ cpu_gemm.dequantize(weight))[:, : weight.num_outputs]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, K], weight [N, K] -> [tokens, N]."""
-    return torch.nn.functional.linear(x, weight, bias)
+    return F.linear(x, weight, bias)

@@ -17,6 +17,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return scaled.to(x.dtype) * weight
 
 
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """residual += x in place; the norm of the sum."""
+    return rms_norm(residual.add_(x), weight, eps)
+
+
 def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """Rotate the two halves of each head. x [tokens, heads, head_dim]; cos_sin [max_len, 2, head_dim / 2] fp32."""
     cos, sin = cos_sin[positions].unsqueeze(2).unbind(1)  # [tokens, 1, head_dim / 2]
@@ -24,14 +29,22 @@ def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> tor
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def write_kv(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+def rope_write_kv(
+    heads: torch.Tensor,
+    num_heads: int,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
 ) -> None:
-    """k, v [tokens, kv_heads, head_dim] into [blocks, kv_heads, block_size, head_dim]; slot = block * size + offset."""
-    block_size = k_cache.shape[2]
+    """See `ops.rope_write_kv`."""
+    num_kv_heads, block_size = k_cache.shape[1:3]
+    rotated = heads[:, : num_heads + num_kv_heads]
+    rotated.copy_(rope(rotated, positions, cos_sin))
     block, offset = slot_mapping // block_size, slot_mapping % block_size
-    k_cache[block, :, offset] = k.to(k_cache.dtype)
-    v_cache[block, :, offset] = v.to(v_cache.dtype)
+    k_cache[block, :, offset] = rotated[:, num_heads:].to(k_cache.dtype)
+    v_cache[block, :, offset] = heads[:, num_heads + num_kv_heads :].to(v_cache.dtype)
 
 
 def paged_attention(
@@ -84,10 +97,10 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 def dequantize_w4(weight: W4Weight, dtype: torch.dtype) -> torch.Tensor:
     """The dense [N, K] weight: codes * scale + offset in fp32, then rounded to dtype."""
-    codes = weight.codes().float()  # [K, N]
-    groups = codes.view(weight.scales.shape[0], -1, weight.num_outputs)
+    codes = weight.codes().float()  # [K, N padded]
+    groups = codes.view(weight.scales.shape[0], -1, codes.shape[1])
     dense = groups * weight.scales.unsqueeze(1) + weight.offsets.unsqueeze(1)
-    return dense.reshape(codes.shape).T.to(dtype)
+    return dense.reshape(codes.shape)[:, : weight.num_outputs].T.to(dtype)
 
 
 def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:

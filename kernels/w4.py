@@ -13,7 +13,7 @@ class W4Weight:
 
     packed   uint8 [N / 64, K / 2, 64]: byte (t, i, j) holds code[2i, 64t + j] low and code[2i + 1, 64t + j] high;
              N is padded to a multiple of 64 with codes 0
-    scales   fp32 [K / group, N], sign kept;  offsets fp32 [K / group, N] = -zero * scale
+    scales   fp32 [K / group, N], sign kept;  offsets fp32 [K / group, N] = -zero * scale; both padded alike with 0
     num_outputs  N before padding
 
     A scale and an offset, instead of a scale and an integer zero point, hold every format without loss: GPTQ and
@@ -38,9 +38,9 @@ class W4Weight:
         return sum(t.numel() * t.element_size() for t in (self.packed, self.scales, self.offsets))
 
     def codes(self) -> torch.Tensor:
-        """uint8 [K, N], the padding cut off."""
+        """uint8 [K, N padded]"""
         pairs = torch.stack((self.packed & 15, self.packed >> 4), dim=2)  # [tiles, K / 2, 2, 64]
-        return pairs.permute(1, 2, 0, 3).reshape(self.num_inputs, -1)[:, : self.num_outputs]
+        return pairs.permute(1, 2, 0, 3).reshape(self.num_inputs, -1)
 
 
 def pack_w4(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor) -> W4Weight:
@@ -53,7 +53,7 @@ def pack_w4(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor) ->
         raise ValueError(
             f"codes {tuple(codes.shape)} with scales {tuple(scales.shape)}, offsets {tuple(offsets.shape)}"
         )
-    padded = torch.nn.functional.pad(codes, (0, -n % TILE_N))
-    pairs = padded.view(k // 2, 2, -1, TILE_N)
+    codes, scales, offsets = (torch.nn.functional.pad(t, (0, -n % TILE_N)) for t in (codes, scales, offsets))
+    pairs = codes.view(k // 2, 2, -1, TILE_N)
     packed = (pairs[:, 0] | (pairs[:, 1] << 4)).transpose(0, 1).contiguous()
     return W4Weight(packed, scales.float().contiguous(), offsets.float().contiguous(), n)

@@ -28,15 +28,13 @@ class Attention:
         """x [tokens, hidden] -> [tokens, hidden]; writes the tokens' keys and values into the cache."""
         spec = self.spec
         heads = self.qkv(x).view(x.shape[0], -1, spec.head_dim)  # queries, then keys, then values
-        q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        queries, keys = heads[:, : spec.num_heads], heads[:, spec.num_heads : -spec.num_kv_heads]
         if self.norms is not None:
-            q = ops.rms_norm(q, self.norms.q, self.norms.eps)
-            k = ops.rms_norm(k, self.norms.k, self.norms.eps)
-        q = ops.rope(q, batch.positions, cos_sin)
-        k = ops.rope(k, batch.positions, cos_sin)
-        ops.write_kv(k, v, cache.keys, cache.values, batch.slot_mapping)
+            queries.copy_(ops.rms_norm(queries, self.norms.q, self.norms.eps))
+            keys.copy_(ops.rms_norm(keys, self.norms.k, self.norms.eps))
+        ops.rope_write_kv(heads, spec.num_heads, batch.positions, cos_sin, cache.keys, cache.values, batch.slot_mapping)
         attended = ops.paged_attention(
-            q,
+            queries,
             cache.keys,
             cache.values,
             batch.block_table,

@@ -27,9 +27,12 @@ class Layer:
     def linears(self) -> tuple[Linear, ...]:
         return self.attention.qkv, self.attention.out, self.ffn.gate_up, self.ffn.down
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(ops.rms_norm(x, self.attention_norm, self.eps), batch, cache, cos_sin)
-        return x + self.ffn(ops.rms_norm(x, self.ffn_norm, self.eps))
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: torch.Tensor
+    ) -> torch.Tensor:
+        """x is what the layer before has to add to the residual stream; returns what this one has."""
+        x = self.attention(ops.add_rms_norm(x, residual, self.attention_norm, self.eps), batch, cache, cos_sin)
+        return self.ffn(ops.add_rms_norm(x, residual, self.ffn_norm, self.eps))
 
 
 class Decoder:
@@ -58,9 +61,10 @@ class Decoder:
     def hidden(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """[tokens, hidden] before the last norm."""
         x = self.embedding[batch.token_ids]
+        residual = torch.zeros_like(x)
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            x = layer(x, batch, layer_cache, self.cos_sin)
-        return x
+            x = layer(x, residual, batch, layer_cache, self.cos_sin)
+        return residual + x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocab] fp32"""
