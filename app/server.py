@@ -99,10 +99,9 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
 
 def new_manager(settings: Settings) -> "ModelManager":
     """The manager over the real shelf and the real engine."""
-    from engine.client import EngineClient
-
     from app.models.manager import ModelManager
     from app.models.shelf import ModelShelf
+    from engine.client import EngineClient
 
     return ModelManager(settings, ModelShelf(settings.models_folder), EngineClient.start)
 
@@ -226,7 +225,7 @@ class _Run:
         """The start in the terminal: each stage (with its share where a line can be rewritten), then the address."""
         shown = ""
         while (now := manager.status()).state != "ready":
-            line = now.detail if sys.stdout.isatty() else now.error or now.stage
+            line = now.detail if sys.stdout.isatty() else now.error or now.stage.split(",")[0]
             if line and line != shown:
                 _show(line, passing=now.state == "loading")
                 shown = line

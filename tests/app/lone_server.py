@@ -1,0 +1,90 @@
+"""A whole server in a process of its own, as test_server starts it: the real child, a model of bytes, no torch.
+
+`python lone_server.py [flags of launch.py]`. While `<home>/hold` exists the model keeps loading. The page is one word,
+so that no start waits for Gradio.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from fastapi import FastAPI
+
+from app import server
+from app.models.catalog import CatalogEntry
+from app.models.making import Progress
+from app.models.manager import ModelManager
+from app.settings import Settings
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.plan import BatchPlan
+from engine.types import MemoryReport
+from tests.fakes import byte_model_folder, model_info
+
+
+class EndlessRunner:
+    """Samples the letter `a` for ever, a hundred times a second."""
+
+    def __init__(self) -> None:
+        self.info = model_info(max_model_len=100_000)
+        self.memory = MemoryReport(
+            total_bytes=0,
+            free_bytes_at_start=0,
+            weights_bytes=0,
+            workspace_bytes=0,
+            kv_bytes=0,
+            reserve_bytes=0,
+            num_blocks=8192,
+            block_size=16,
+        )
+
+    def run(self, plan: BatchPlan) -> list[int]:
+        time.sleep(0.01)
+        return [ord("a") for sequence in plan.sequences if sequence.samples]
+
+
+def load(config: EngineConfig, on_progress: Callable[[str, float], None]) -> EndlessRunner:
+    while (Path(config.model).parent / "hold").exists():
+        on_progress("held", 0.5)
+        time.sleep(0.02)
+    return EndlessRunner()
+
+
+class OneModel:
+    def __init__(self, home: Path) -> None:
+        self._folder = byte_model_folder(home / "letters")
+        self._entry = CatalogEntry(id="letters")
+
+    def entries(self) -> list[CatalogEntry]:
+        return [self._entry]
+
+    def find(self, name: str) -> CatalogEntry | None:
+        return self._entry if name == "letters" else None
+
+    def resolve(self, name: str) -> CatalogEntry:
+        return self._entry
+
+    def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
+        return self._folder
+
+
+def new_manager(settings: Settings) -> ModelManager:
+    start = functools.partial(EngineClient.start, load_runner="tests.app.lone_server:load")
+    return ModelManager(settings, OneModel(settings.home), start)
+
+
+def build_page(service: object, manager: ModelManager) -> FastAPI:
+    page = FastAPI()
+    page.add_api_route("/", lambda: "the page")
+    return page
+
+
+if __name__ == "__main__":
+    server.new_manager = new_manager
+    server._build_page = build_page  # type: ignore[assignment]
+    sys.exit(server.main(["--no-browser", "--port", "0", *sys.argv[1:]]))

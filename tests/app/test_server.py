@@ -1,0 +1,242 @@
+"""The running app from outside: what is served while it starts, and that every way to end it ends all of it."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from app import server, settings
+from app.models.manager import ModelStatus
+from app.page_slot import PageSlot
+
+ROOT = Path(__file__).parents[2]
+posix_only = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
+
+
+def until(claim: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not claim():
+        assert time.monotonic() < deadline, f"waited a minute for: {what}"
+        time.sleep(0.02)
+
+
+class LoneServer:
+    """lines   what it printed so far, read by a thread so that its pipe never fills"""
+
+    def __init__(self, home: Path, *flags: str) -> None:
+        self.home = home
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("lone_server.py")), "--home", str(home), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # a signal here is for the server alone, as from a process manager
+        )
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+        self.everyone: set[psutil.Process] = set()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def url(self) -> str:
+        until(lambda: "starting at" in self.output, "the first line")
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.output)
+        assert found is not None
+        return found.group()
+
+    def wait_until_ready(self) -> str:
+        until(lambda: "Fireside is ready" in self.output, f"ready, got: {self.output}")
+        return self.url()
+
+    def wait_for_child(self) -> None:
+        me = psutil.Process(self.process.pid)
+        until(lambda: any("spawn_main" in " ".join(child.cmdline()) for child in me.children()), "the engine's child")
+        self.everyone = {me, *me.children(recursive=True)}
+
+    def leaves_nothing(self) -> None:
+        """The server and each process that it ever had are gone."""
+        self.process.wait(timeout=60)
+        gone, alive = psutil.wait_procs(self.everyone, timeout=60)
+        assert not alive and len(gone) >= 2
+
+    def kill(self) -> None:
+        for process in (*self.everyone, self.process):
+            try:
+                process.kill()
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        self.process.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., LoneServer]]:
+    started: list[LoneServer] = []
+
+    def begin(*flags: str, is_held: bool = False) -> LoneServer:
+        if is_held:
+            (tmp_path / "hold").touch()
+        started.append(LoneServer(tmp_path, *flags))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.kill()
+
+
+Start = Callable[..., LoneServer]
+CHAT = {"model": "", "messages": [{"role": "user", "content": "go on"}], "stream": True}
+
+
+def test_while_the_model_loads_health_tells_and_a_request_waits_for_it(start: Start) -> None:
+    app = start(is_held=True)
+    with httpx.Client(base_url=app.url(), timeout=60) as client:
+        until(lambda: client.get("/health").json()["detail"] == "held (50%)", "the stage of the load")
+        assert client.get("/health").json()["state"] == "loading"
+        assert client.get("/v1/models").json()["data"][0]["state"] == "loading"
+        until(lambda: client.get("/").text == '"the page"', "the page, before the model")
+        assert "Fireside is ready" not in app.output
+        threading.Timer(0.3, (app.home / "hold").unlink).start()
+        answer = client.post("/v1/chat/completions", json={**CHAT, "stream": False, "max_tokens": 3})
+        assert answer.json()["choices"][0]["message"]["content"] == "aaa"
+        assert client.get("/health").json()["state"] == "ready"
+    ready = [line for line in app.lines if "Fireside is ready" in line]
+    assert len(ready) == 1
+    assert app.url() in ready[0]
+
+
+@posix_only
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ending_with_an_open_stream_tells_the_client_and_leaves_no_process(start: Start, number: int) -> None:
+    app = start()
+    url = app.wait_until_ready()
+    app.wait_for_child()
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT, timeout=60) as stream:
+        lines = (line for line in stream.iter_lines() if line)
+        next(lines), next(lines)
+        app.process.send_signal(number)
+        last = list(lines)[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_died"
+    app.leaves_nothing()
+
+
+@posix_only
+def test_ending_in_the_middle_of_a_load_leaves_no_process(start: Start) -> None:
+    app = start(is_held=True)
+    app.wait_for_child()
+    app.process.send_signal(signal.SIGINT)
+    app.leaves_nothing()
+
+
+@posix_only
+def test_a_second_ctrl_c_ends_at_once_and_leaves_no_process(start: Start) -> None:
+    app = start(is_held=True)
+    app.wait_for_child()
+    app.process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    app.process.send_signal(signal.SIGINT)
+    app.leaves_nothing()
+
+
+@posix_only
+def test_a_killed_server_leaves_no_child(start: Start) -> None:
+    app = start()
+    app.wait_until_ready()
+    app.wait_for_child()
+    app.process.kill()
+    app.leaves_nothing()
+
+
+def test_a_killed_child_is_told_in_the_stream_and_the_next_request_gets_a_new_one(start: Start) -> None:
+    app = start()
+    url = app.wait_until_ready()
+    app.wait_for_child()
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT, timeout=60) as stream:
+        lines = (line for line in stream.iter_lines() if line)
+        next(lines), next(lines)
+        for process in app.everyone:
+            if "spawn_main" in " ".join(process.cmdline()):
+                process.kill()
+        last = list(lines)[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_died"
+    again = httpx.post(f"{url}/v1/chat/completions", json={**CHAT, "stream": False, "max_tokens": 2}, timeout=60)
+    assert again.json()["choices"][0]["message"]["content"] == "aa"
+
+
+def test_a_taken_port_is_told_before_anything_is_loaded(start: Start) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        app = start("--port", str(port))
+        assert app.process.wait(timeout=60) == 1
+    until(lambda: "is taken" in app.output, "the reason")
+    assert f"Port {port} on 127.0.0.1 is taken" in app.output
+    assert f"--port {port + 1}" in app.output
+    assert not (app.home / "letters").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "told"), [("no.such.host.invalid", "cannot be found"), ("203.0.113.1", "Check --host and --port")]
+)
+def test_a_host_that_is_not_ours_is_told(host: str, told: str, tmp_path: Path) -> None:
+    chosen = settings.load({"host": host, "home": tmp_path, "port": 0}, {})
+    with pytest.raises(OSError) as refused:
+        server.bind(host, 0)
+    assert told in server.explain_bind_error(chosen, refused.value)
+
+
+def test_a_wrong_setting_ends_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert server.main(["--port", "many"]) == 2
+    assert "--port is 'many'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:8"), ("0.0.0.0", "http://127.0.0.1:8"), ("::1", "http://[::1]:8")],
+)
+def test_the_address_is_one_that_a_browser_here_can_open(host: str, url: str) -> None:
+    assert server.address(host, 8) == url
+
+
+async def test_the_slot_shows_the_stage_escaped_until_the_page_is_there() -> None:
+    now = ModelStatus(state="loading", model="a<b>", stage="reading & weighing", fraction=0.4)
+    slot = PageSlot(lambda: now)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(slot), base_url="http://test") as client:
+        shown = await client.get("/")
+        assert shown.status_code == 200
+        assert "a&lt;b&gt;: reading &amp; weighing (40%)" in shown.text
+        assert 'http-equiv="refresh"' in shown.text
+        assert not re.search(r"(src|href)=\"(?!data:)", shown.text)  # nothing is taken from elsewhere
+        part = await client.get("/gradio_api/queue/data")
+        assert (part.status_code, part.headers["retry-after"]) == (503, "1")
+        assert part.json()["error"]["code"] == "loading"
+
+        slot.error = "It broke."
+        broken = await client.get("/")
+        assert (broken.status_code, "refresh" in broken.text) == (500, False)
+
+        slot.page = PageSlot(lambda: ModelStatus(state="failed", error="from the page"))
+        assert "from the page" in (await client.get("/")).text
+
+
+def test_importing_the_server_loads_neither_torch_nor_gradio() -> None:
+    code = "import sys, app.server; sys.exit(bool({'torch', 'gradio', 'fastapi', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
