@@ -118,7 +118,7 @@ class Scheduler:
 
     def settle(self, plan: BatchPlan, token_ids: Iterable[int]) -> list[TokenEvent]:
         """Take in what the step computed: `token_ids` has one id for each sequence of the plan that samples."""
-        now_s = self._clock()
+        now_s, num_before = self._clock(), len(self._sequences)
         sampled = iter(token_ids)
         events = []
         for scheduled in plan.sequences:
@@ -127,7 +127,7 @@ class Scheduler:
             if scheduled.samples:
                 events.append(self._append(sequence, next(sampled), now_s))
         assert next(sampled, None) is None, "more ids than sequences that sample"
-        if any(event.finish_reason for event in events):
+        if len(self._sequences) < num_before:
             self._running = [sequence for sequence in self._running if sequence.status is SequenceStatus.RUNNING]
         return events
 
@@ -144,15 +144,16 @@ class Scheduler:
     def _extend(self, sequence: Sequence, draft: _Draft, *, is_followed: bool = False) -> None:
         """Plan the next tokens of a running sequence, unless the budget is spent or an older one took its blocks."""
         allowed = draft.budget - draft.budget // _PARTS_OF_BUDGET if is_followed else draft.budget
-        num_tokens = min(sequence.num_uncomputed_tokens, allowed)
-        if num_tokens and sequence.status is SequenceStatus.RUNNING and self._hold_blocks(sequence, num_tokens, draft):
-            _schedule(sequence, num_tokens, draft)
+        start = sequence.num_computed_tokens
+        end = min(len(sequence.token_ids), start + allowed)
+        if end == start or sequence.status is not SequenceStatus.RUNNING:
+            return
+        missing = self.pool.blocks_for(end) - len(sequence.block_table)
+        if missing <= 0 or self._hold_blocks(sequence, missing, draft):
+            _schedule(sequence, start, end, draft)
 
-    def _hold_blocks(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> bool:
-        """Room for the next tokens, at the cost of the newest sequences; False if that was the sequence itself."""
-        missing = self.pool.blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
-        if missing <= 0:
-            return True
+    def _hold_blocks(self, sequence: Sequence, missing: int, draft: _Draft) -> bool:
+        """More blocks, at the cost of the newest sequences; False if that came to be the sequence itself."""
         while (block_ids := self.pool.allocate(missing)) is None:
             newest = self._running.pop()
             self._preempt(newest, draft)
@@ -217,11 +218,16 @@ class Scheduler:
     def _advance(self, sequence: Sequence, scheduled: ScheduledSequence) -> None:
         """The KV of the planned tokens is final now: count it, and let blocks that became full be found."""
         start, size = scheduled.start, self.pool.block_size
-        end = start + scheduled.num_tokens
+        end = start + len(scheduled.token_ids)
         sequence.num_computed_tokens = end
         if start < sequence.num_prompt_tokens:
             self.counters.prompt_tokens += min(end, sequence.num_prompt_tokens) - start
-        for index in range(sequence.num_published, end // size):
+        if end // size > sequence.num_published:
+            self._publish(sequence, end // size)
+
+    def _publish(self, sequence: Sequence, num_full: int) -> None:
+        size = self.pool.block_size
+        for index in range(sequence.num_published, num_full):
             block_tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
             sequence.prefix = self.pool.publish(sequence.block_table[index], sequence.prefix, block_tokens)
             sequence.num_published = index + 1
@@ -253,10 +259,9 @@ class Scheduler:
         self._waits_for_blocks = False
 
 
-def _schedule(sequence: Sequence, num_tokens: int, draft: _Draft) -> None:
-    start, token_ids = sequence.num_computed_tokens, sequence.token_ids
-    end = start + num_tokens
-    draft.budget -= num_tokens
+def _schedule(sequence: Sequence, start: int, end: int, draft: _Draft) -> None:
+    token_ids = sequence.token_ids
+    draft.budget -= end - start
     draft.scheduled[sequence.request_id] = ScheduledSequence(
         sequence.request_id,
         tuple(token_ids[start:end]),

@@ -52,7 +52,8 @@ def test_chunked_prompts_get_the_same_tokens(budget: int, enable_prefix_caching:
 
 
 def test_staggered_requests_get_the_tokens_that_each_gets_alone() -> None:
-    engine, answers = _engine(FakeRunner(max_num_seqs=3)), {}
+    engine = _engine(FakeRunner(max_num_seqs=3))
+    answers: dict[str, list[int]] = {}
     for i, prompt in enumerate(PROMPTS):
         engine.add(str(i), prompt, _greedy(12))
         _collect(engine.step(), answers)
@@ -79,7 +80,8 @@ def test_preempted_requests_get_the_same_tokens(enable_prefix_caching: bool) -> 
 def test_warm_prompt_of_every_length_gets_the_tokens_of_the_cold_one(length: int) -> None:
     prompt = tuple(2 + i % 40 for i in range(length))
     engine = _engine(FakeRunner(max_num_batched_tokens=32))
-    cold, warm = [], []
+    cold: list[TokenEvent] = []
+    warm: list[TokenEvent] = []
     for name, events in (("cold", cold), ("warm", warm)):
         engine.add(name, prompt, _greedy(6))
         while engine.has_work:
