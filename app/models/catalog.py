@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
+from yaml.constructor import SafeConstructor
 
 from app.errors import AppError
 
@@ -69,11 +70,12 @@ class Catalog:
         if user_path is not None and user_path.is_file():
             for entry_id, keys in _read_blocks(user_path, mistakes).items():
                 blocks[entry_id] = blocks.get(entry_id, {}) | keys
-        entries = [_entry(entry_id, keys, mistakes) for entry_id, keys in blocks.items()]
-        mistakes += _name_clashes(blocks)
+        built = (_entry(entry_id, keys, mistakes) for entry_id, keys in blocks.items())
+        entries = [entry for entry in built if entry is not None]
+        mistakes += _name_clashes(entries, blocks)
         if mistakes:
             raise AppError(500, "bad_catalog", "The catalogue has mistakes:\n" + "\n".join(f"  {m}" for m in mistakes))
-        return cls([entry for entry in entries if entry is not None])
+        return cls(entries)
 
     def find(self, name: str) -> CatalogEntry | None:
         """By id, alias or repository of the catalogue, in any case; else a folder that holds a model; else org/name."""
@@ -142,7 +144,10 @@ def _read_blocks(path: Path, mistakes: list[str]) -> dict[str, _Block]:
     for entry_id, node, place in _pairs(root, path, "the file", mistakes):
         blocks[entry_id] = {"": _Value(None, place)}
         for key, value_node, key_place in _pairs(node, path, entry_id, mistakes):
-            blocks[entry_id][key] = _Value(_plain(value_node), key_place)
+            try:
+                blocks[entry_id][key] = _Value(SafeConstructor().construct_document(value_node), key_place)
+            except (yaml.YAMLError, ValueError) as error:
+                mistakes.append(f"{key_place}: {entry_id}: `{key}` cannot be read: {error}")
     return blocks
 
 
@@ -159,10 +164,6 @@ def _pairs(node: yaml.Node, path: Path, what: str, mistakes: list[str]) -> Itera
             mistakes.append(f"{place}: {what}: `{key}` is there twice")
         seen.add(key)
         yield key, value_node, place
-
-
-def _plain(node: yaml.Node) -> Any:
-    return yaml.safe_load(yaml.serialize(node))
 
 
 # --- checking
@@ -222,19 +223,15 @@ def _build(entry_id: str, values: dict[str, Any]) -> CatalogEntry:
     )
 
 
-def _name_clashes(blocks: dict[str, _Block]) -> Iterator[str]:
+def _name_clashes(entries: Sequence[CatalogEntry], blocks: dict[str, _Block]) -> Iterator[str]:
     """One name must lead to one model."""
     owners: dict[str, str] = {}
-    for entry_id, block in blocks.items():
-        aliases = block["aliases"].value if "aliases" in block else []
-        names = [(entry_id, block[""].place)]
-        names += [(str(alias), block["aliases"].place) for alias in aliases if isinstance(aliases, list)]
-        if "repo" in block:
-            names.append((str(block["repo"].value), block["repo"].place))
-        for name, place in names:
-            owner = owners.setdefault(name.casefold(), entry_id)
-            if owner != entry_id:
-                yield f"{place}: {entry_id}: the name `{name}` belongs to {owner} already"
+    for entry in entries:
+        for name in _names(entry):
+            owner = owners.setdefault(name.casefold(), entry.id)
+            if owner != entry.id:
+                key = {entry.id: "", entry.repo: "repo"}.get(name, "aliases")
+                yield f"{blocks[entry.id][key].place}: {entry.id}: the name `{name}` belongs to {owner} already"
 
 
 class _Key(NamedTuple):

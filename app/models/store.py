@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+_INDEX = "model.safetensors.index.json"
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)  # what JSON of another shape leads to
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
@@ -34,36 +36,42 @@ def bytes_on_disk(folder: Path) -> int:
 
 
 def _weight_problems(folder: Path) -> list[str]:
-    try:
-        names = _weight_files(folder)
-    except ValueError as error:
-        return [f"model.safetensors.index.json cannot be read ({error})"]
+    index = folder / _INDEX
+    names = _shards_of(index) if index.is_file() else _shards_by_name(folder)
+    if names is None:
+        return [f"{_INDEX} cannot be read"]
     if not names:
         return ["no .safetensors file is there"]
-    return [problem for name in names if (problem := _file_problem(folder / name))]
+    return [problem for name in sorted(names) if (problem := _file_problem(folder / name))]
 
 
-def _weight_files(folder: Path) -> list[str]:
-    """The files that hold weights: those the index names, else those that lie there with the siblings they count."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-        return sorted(set(weight_map.values()))
+def _shards_of(index: Path) -> set[str] | None:
+    """The files that an index names; None where it is no index."""
+    try:
+        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+        return {str(name) for name in weight_map.values()}
+    except _UNREADABLE:
+        return None
+
+
+def _shards_by_name(folder: Path) -> set[str]:
+    """The files that lie there, and the siblings they count ("-00001-of-00003")."""
     names = {path.name for path in folder.glob("*.safetensors")}
     for name in tuple(names):
         if numbered := re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.safetensors", name):
             stem, count = numbered.groups()
             names |= {f"{stem}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)}
-    return sorted(names)
+    return names
 
 
 def _file_problem(path: Path) -> str | None:
     if not path.is_file():
         return f"{path.name} is missing"
-    expected, found = _expected_bytes(path), path.stat().st_size
-    if expected == found:
-        return None
-    return f"{path.name} has {found:,} bytes; its header says {expected:,}"
+    try:
+        expected, found = _expected_bytes(path), path.stat().st_size
+    except _UNREADABLE:
+        return f"{path.name} has no header that can be read"
+    return None if expected == found else f"{path.name} has {found:,} bytes; its header says {expected:,}"
 
 
 def _expected_bytes(path: Path) -> int:
@@ -73,5 +81,5 @@ def _expected_bytes(path: Path) -> int:
         if header_bytes > path.stat().st_size:
             return 8 + header_bytes
         header: dict[str, Any] = json.loads(file.read(header_bytes) or b"{}")
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    ends: list[int] = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     return 8 + header_bytes + max(ends, default=0)

@@ -1,0 +1,194 @@
+"""models.yaml: what it holds, how names lead to entries, and how mistakes are told."""
+
+from pathlib import Path
+
+import pytest
+
+from app.errors import AppError
+from app.models.catalog import EMBEDDED_IDS, Catalog
+from app.models.shelf import CATALOG_FILE
+
+GOOD = """
+small:
+  repo: org/small-AWQ
+  format: awq
+  size_gb: 1.5
+  licence: apache-2.0
+  context: 4096
+  sampling: {temperature: 0.7, top_k: 20}
+  tool_format: hermes
+  reasoning: ["<think>", "</think>"]
+  aliases: [tiny, mini]
+"""
+
+
+def load(tmp_path: Path, text: str, user_text: str | None = None) -> Catalog:
+    (tmp_path / "models.yaml").write_text(text, encoding="utf-8")
+    user_path = tmp_path / "user.yaml"
+    if user_text is not None:
+        user_path.write_text(user_text, encoding="utf-8")
+    return Catalog.load(tmp_path / "models.yaml", user_path)
+
+
+def mistakes(tmp_path: Path, text: str, user_text: str | None = None) -> list[str]:
+    with pytest.raises(AppError) as refused:
+        load(tmp_path, text, user_text)
+    assert refused.value.code == "bad_catalog"
+    return [line.strip() for line in refused.value.message.splitlines()[1:]]
+
+
+def test_the_project_file_is_right_and_holds_the_embedded_forms_and_bigger_models() -> None:
+    catalog = Catalog.load(CATALOG_FILE)
+    assert tuple(entry.id for entry in catalog.entries if entry.is_embedded) == EMBEDDED_IDS
+    repos = {entry.repo for entry in catalog.entries}
+    assert {
+        "Qwen/Qwen3-8B-AWQ",
+        "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4",
+        "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4",
+    } <= repos
+
+
+def test_every_key_arrives_in_the_entry(tmp_path: Path) -> None:
+    (entry,) = load(tmp_path, GOOD).entries
+    assert (entry.id, entry.repo, entry.revision, entry.is_embedded) == ("small", "org/small-AWQ", None, False)
+    assert (entry.format, entry.size_bytes, entry.licence, entry.context_length) == (
+        "awq",
+        1_500_000_000,
+        "apache-2.0",
+        4096,
+    )
+    assert dict(entry.sampling) == {"temperature": 0.7, "top_k": 20}
+    assert (entry.tool_format, entry.reasoning, entry.aliases) == ("hermes", ("<think>", "</think>"), ("tiny", "mini"))
+
+
+@pytest.mark.parametrize("name", ["small", "SMALL", "tiny", "Mini", "org/small-AWQ", "Org/Small-awq"])
+def test_id_alias_and_repository_lead_to_the_entry_in_any_case(tmp_path: Path, name: str) -> None:
+    assert load(tmp_path, GOOD).resolve(name).id == "small"
+
+
+def test_an_unknown_repository_is_an_entry_of_its_own(tmp_path: Path) -> None:
+    entry = load(tmp_path, GOOD).resolve("Other/Model-7B")
+    assert (entry.id, entry.repo, entry.format, entry.context_length) == (
+        "Other/Model-7B",
+        "Other/Model-7B",
+        None,
+        None,
+    )
+
+
+def test_a_folder_with_a_config_is_an_entry_by_absolute_and_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my models" / "größe"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    catalog = load(tmp_path, GOOD)
+    monkeypatch.chdir(tmp_path)
+    for name in (str(folder), "my models/größe", "./my models/größe"):
+        entry = catalog.resolve(name)
+        assert (entry.id, entry.folder, entry.repo) == ("größe", folder, None)
+
+
+def test_the_catalogue_comes_before_a_folder_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert load(tmp_path, GOOD).resolve("small").repo == "org/small-AWQ"
+
+
+@pytest.mark.parametrize("name", ["smal", "", "a/b/c", "../..", "~nobody-here/x", "x\0y", "x" * 5000, "/", "org/"])
+def test_a_name_that_leads_nowhere_is_a_404_that_lists_what_there_is(tmp_path: Path, name: str) -> None:
+    catalog = load(tmp_path, GOOD)
+    assert catalog.find(name) is None
+    with pytest.raises(AppError) as refused:
+        catalog.resolve(name)
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+    assert "There are: small." in refused.value.hint
+
+
+def test_a_near_miss_is_guessed(tmp_path: Path) -> None:
+    with pytest.raises(AppError) as refused:
+        load(tmp_path, GOOD).resolve("smal")
+    assert refused.value.hint.startswith("Did you mean small?")
+
+
+def test_the_users_file_adds_entries_and_changes_single_keys(tmp_path: Path) -> None:
+    own = GOOD.replace("small:", "own:").replace("org/small-AWQ", "me/own").replace("[tiny, mini]", "[mine]")
+    catalog = load(tmp_path, GOOD, own + "small:\n  context: 8192\n")
+    assert [entry.id for entry in catalog.entries] == ["small", "own"]
+    small = catalog.resolve("tiny")
+    assert (small.context_length, small.repo) == (8192, "org/small-AWQ")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+def test_an_empty_users_file_changes_nothing(tmp_path: Path, text: str) -> None:
+    assert [entry.id for entry in load(tmp_path, GOOD, text).entries] == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("context: 4096", "context: many", 7, "`context` is 'many'; it must be a whole number of tokens"),
+        ("context: 4096", "context: true", 7, "`context` is True"),
+        ("context: 4096", "context: 0", 7, "`context` is 0"),
+        ("size_gb: 1.5", "size_gb: -1", 5, "`size_gb` is -1; it must be a number of GB"),
+        ("size_gb: 1.5", "size_gb: .nan", 5, "`size_gb` is nan"),
+        ("format: awq", "format: gguf", 4, "it must be one of gptq, awq, compressed-tensors, dense"),
+        ("format: awq", "fromat: awq", 4, "unknown key `fromat`. Did you mean `format`?"),
+        ("format: awq", "format: [awq]", 4, "`format` is ['awq']"),
+        ("org/small-AWQ", "small", 3, "`repo` is 'small'; it must be a Hugging Face repository, owner/name"),
+        ("org/small-AWQ", "../etc", 3, "`repo` is '../etc'"),
+        ("top_k: 20", "topk: 20", 8, "`sampling` is"),
+        ("temperature: 0.7", "temperature: hot", 8, "temperature (0 to 100)"),
+        ('["<think>", "</think>"]', '["<think>"]', 10, "`reasoning` is ['<think>']"),
+        ("[tiny, mini]", "tiny", 11, "`aliases` is 'tiny'; it must be a list"),
+        ("[tiny, mini]", "[a/b]", 11, "`aliases` is ['a/b']"),
+        ("licence: apache-2.0", "licence:", 6, "`licence` is None"),
+        ("licence: apache-2.0", "licence: !mine x", 6, "`licence` cannot be read"),
+        ("small:", "sm all:", 2, "an id is made of"),
+        ("  licence: apache-2.0\n", "", 2, "`licence` is missing"),
+        ("  repo: org/small-AWQ\n", "", 2, "exactly one of `repo` and `embedded: true`"),
+        ("format: awq", "format: awq\n  embedded: true", 2, "exactly one of `repo` and `embedded: true`"),
+        ("repo: org/small-AWQ", "embedded: true", 2, "`embedded` is only for smollm2"),
+        ("context: 4096", "context: 4096\n  context: 1", 8, "`context` is there twice"),
+    ],
+)
+def test_each_mistake_is_named_with_line_entry_and_key(
+    tmp_path: Path, old: str, new: str, line: int, words: str
+) -> None:
+    assert old in GOOD
+    found = mistakes(tmp_path, GOOD.replace(old, new))
+    matching = [mistake for mistake in found if mistake.startswith(f"{tmp_path / 'models.yaml'}:{line}: ")]
+    assert any(words in mistake for mistake in matching), found
+
+
+def test_every_mistake_is_told_at_once_with_its_own_file(tmp_path: Path) -> None:
+    found = mistakes(tmp_path, GOOD.replace("awq", "gguf", 1), "small:\n  context: x\n  aliases: 3\n")
+    places = {mistake.split(": ")[0].rpartition("/")[2] for mistake in found}
+    assert len(found) == 3
+    assert places == {"models.yaml:4", "user.yaml:2", "user.yaml:3"}
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ("small2:\n  aliases: [Tiny]\n", "the name `Tiny` belongs to small already"),
+        ("mini:\n  aliases: []\n", "the name `mini` belongs to small already"),
+        ("small2:\n  repo: Org/small-awq\n", "the name `Org/small-awq` belongs to small already"),
+    ],
+)
+def test_one_name_may_not_lead_to_two_models(tmp_path: Path, other: str, words: str) -> None:
+    rest = "  format: awq\n  size_gb: 1\n  licence: mit\n  context: 1\n"
+    repo = "" if "repo" in other else "  repo: me/other\n"
+    assert any(words in mistake for mistake in mistakes(tmp_path, GOOD, other + rest + repo))
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just words\n", "small: 3\n", "small:\n  - repo\n"])
+def test_a_file_of_another_shape_is_told_with_its_line(tmp_path: Path, text: str) -> None:
+    assert any("must be a block of `key: value` lines" in mistake for mistake in mistakes(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["a: [\n", "a: b: c\n", "\t- x"])
+def test_broken_yaml_is_told_with_its_file(tmp_path: Path, text: str) -> None:
+    (mistake, *_) = mistakes(tmp_path, text)
+    assert mistake.startswith(f"{tmp_path / 'models.yaml'} cannot be read: ")
