@@ -146,7 +146,7 @@ def _batched_tokens(config: EngineConfig, device: Device) -> int:
 
 @torch.inference_mode()
 def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype) -> int:
-    """Peak bytes of the largest step: measured by running it once on a card; computed on a CPU, where nothing counts."""
+    """Peak bytes of the largest step: measured by running it once on a card; computed on a CPU, where none counts."""
     num_tokens, num_sequences = _batched_tokens(config, device), config.max_num_seqs
     if device.kind == "cpu":
         spec = decoder.spec

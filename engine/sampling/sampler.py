@@ -4,38 +4,60 @@ One uniform number decides each row: the sampled token is the first whose cumula
 comes from (seed, position) alone, so a request's tokens do not depend on what shares its batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from engine.plan import ScheduledSequence
 from engine.types import SamplingParams
 
+_Draw = Callable[[torch.Tensor, Sequence[ScheduledSequence]], torch.Tensor]
+
 
 def sample(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
     """logits [rows, vocab] fp32 -> token ids [rows] int64."""
-    if all(row.params.temperature == 0.0 for row in rows):
-        return logits.argmax(dim=-1)
-    greedy = torch.tensor([row.params.temperature == 0.0 for row in rows], device=logits.device)
-    return torch.where(greedy, logits.argmax(dim=-1), _draw(logits, rows))
+    token_ids = logits.argmax(dim=-1)
+    for draw, members in _by_way(rows, logits.shape[-1]):
+        index = torch.tensor(members, device=logits.device)
+        token_ids[index] = draw(logits[index], [rows[i] for i in members])
+    return token_ids
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
-    params = [row.params for row in rows]
-    # Greedy rows pass through with temperature 1; their draw is thrown away.
-    temperature = torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)
-    # In fp64 the running sum over 150,000 tokens loses nothing that a uniform number could tell apart.
-    probabilities = torch.softmax(logits.double() / temperature.double().unsqueeze(1), dim=-1)
-    uniform = torch.tensor([uniform_number(r.seed, r.sample_position) for r in rows], dtype=torch.float64)
-    uniform = uniform.to(logits.device).unsqueeze(1)
-    if not any(_truncates(p, logits.shape[-1]) for p in params):
-        return _first_past(probabilities, uniform)
-    ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
-    return ids.gather(1, _first_past(_truncate(ordered, params), uniform).unsqueeze(1)).squeeze(1)
+def _by_way(rows: Sequence[ScheduledSequence], vocab_size: int) -> list[tuple[_Draw, list[int]]]:
+    """The rows that are drawn, by the way that each needs. A row's own parameters decide, never its company's:
+
+    the same uniform number picks another token when the tokens are summed up in another order.
+    """
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0.0]
+    truncated = [i for i in drawn if _truncates(rows[i].params, vocab_size)]
+    whole = [i for i in drawn if not _truncates(rows[i].params, vocab_size)]
+    return [(draw, members) for draw, members in ((_draw, whole), (_draw_truncated, truncated)) if members]
 
 
 def _truncates(params: SamplingParams, vocab_size: int) -> bool:
     return params.top_p < 1.0 or 0 < params.top_k < vocab_size
+
+
+def _draw(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
+    return _first_past(_probabilities(logits, rows), _uniform(rows, logits.device))
+
+
+def _draw_truncated(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
+    ordered, ids = _probabilities(logits, rows).sort(dim=-1, descending=True, stable=True)
+    kept = _truncate(ordered, [row.params for row in rows])
+    return ids.gather(1, _first_past(kept, _uniform(rows, logits.device)).unsqueeze(1)).squeeze(1)
+
+
+def _probabilities(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
+    """fp64: the running sum over 150,000 tokens then loses nothing that a uniform number could tell apart."""
+    temperature = torch.tensor([row.params.temperature for row in rows], dtype=torch.float64, device=logits.device)
+    return torch.softmax(logits.double() / temperature.unsqueeze(1), dim=-1)
+
+
+def _uniform(rows: Sequence[ScheduledSequence], device: torch.device) -> torch.Tensor:
+    """[rows, 1] fp64"""
+    numbers = [uniform_number(row.seed, row.sample_position) for row in rows]
+    return torch.tensor(numbers, dtype=torch.float64, device=device).unsqueeze(1)
 
 
 def _truncate(ordered: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

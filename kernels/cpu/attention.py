@@ -1,4 +1,4 @@
-"""Paged attention for single query tokens (decode) in fp32: one task a sequence and KV head, its query heads together."""
+"""Paged attention for single query tokens (decode) in fp32: one task a sequence and KV head."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Rotation of queries and keys in place, and the write of keys and values into the paged cache, in one pass over fp32."""
+"""Rotation of queries and keys in place and the write of keys and values into the paged cache, in one pass."""
 
 import torch
 from numba import int64

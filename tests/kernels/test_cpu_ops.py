@@ -1,0 +1,146 @@
+"""The CPU kernels against the reference, at odd sizes, into poisoned outputs."""
+
+import pytest
+import torch
+
+from kernels import ops, reference
+from kernels.cpu import gemm
+from kernels.w4 import W4Weight, pack_w4
+
+# fp32 sums of up to 1,536 terms in another order: some 1e-7 times the square root of their number. One wrong element
+# of 257 moves the result by 1e-2 of its RMS.
+_TOLERANCE = 3e-6
+
+
+def _relative_error(ours: torch.Tensor, reference_out: torch.Tensor) -> float:
+    assert ours.isfinite().all()
+    return float((ours - reference_out).norm() / reference_out.norm())
+
+
+def _weight(k: int, n: int, group: int, seed: int = 0) -> tuple[W4Weight, torch.Tensor]:
+    """A random weight and its dense fp64 form [N, K]."""
+    g = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (k, n), generator=g, dtype=torch.uint8)
+    scales, offsets = (torch.randn(k // group, n, generator=g) for _ in range(2))
+    dense = codes.double() * scales.double().repeat_interleave(group, 0) + offsets.double().repeat_interleave(group, 0)
+    return pack_w4(codes, scales, offsets), dense.T
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 31, 63, 257])
+@pytest.mark.parametrize(
+    ("k", "n", "group"), [(64, 64, 32), (576, 960, 32), (128, 1, 128), (1536, 63, 64), (96, 257, 16)]
+)
+def test_packed_product_equals_the_dense_one(k: int, n: int, group: int, rows: int) -> None:
+    weight, dense = _weight(k, n, group)
+    x = torch.randn(rows, k)
+    assert _relative_error(ops.w4_linear(x, weight).double(), x.double() @ dense.T) < _TOLERANCE
+
+
+def test_packed_product_with_groups_that_the_kernel_cannot_take_runs_on_the_reference() -> None:
+    weight, dense = _weight(24, 5, group=8)
+    assert not gemm.fits(weight)
+    x = torch.randn(3, 24)
+    assert _relative_error(ops.w4_linear(x, weight).double(), x.double() @ dense.T) < _TOLERANCE
+
+
+@pytest.mark.parametrize("n", [1, 64, 65])
+def test_packing_keeps_every_code_and_dequantising_is_exact(n: int) -> None:
+    codes = torch.randint(0, 16, (32, n), dtype=torch.uint8)
+    weight = pack_w4(codes, torch.ones(2, n), torch.zeros(2, n))
+    assert torch.equal(weight.codes()[:, :n], codes)
+    assert torch.equal(reference.dequantize_w4(weight, torch.float32), codes.T.float())
+    assert torch.equal(gemm.dequantize(weight)[:, :n], codes.float())
+
+
+def test_one_wrong_nibble_moves_the_product() -> None:
+    weight, dense = _weight(576, 960, 32)
+    weight.packed[3, 5, 7] ^= 0x10
+    x = torch.randn(4, 576)
+    assert _relative_error(ops.w4_linear(x, weight).double(), x.double() @ dense.T) > 10 * _TOLERANCE
+
+
+def test_packed_product_refuses_another_width() -> None:
+    weight, _ = _weight(64, 64, 32)
+    with pytest.raises(ValueError, match="63 columns, the weight takes 64"):
+        ops.w4_linear(torch.randn(1, 63), weight)
+
+
+def test_packing_refuses_scales_of_other_shapes() -> None:
+    with pytest.raises(ValueError, match="codes"):
+        pack_w4(torch.zeros(32, 8, dtype=torch.uint8), torch.ones(3, 8), torch.ones(3, 8))
+
+
+@pytest.mark.parametrize("tokens", [1, 63])
+@pytest.mark.parametrize("width", [8, 257])
+def test_add_rms_norm_equals_the_reference(tokens: int, width: int) -> None:
+    x, residual, weight = torch.randn(tokens, width), torch.randn(tokens, width), torch.randn(width)
+    ours_residual, their_residual = residual.clone(), residual.clone()
+    ours = ops.add_rms_norm(x, ours_residual, weight, 1e-5)
+    assert _relative_error(ours, reference.add_rms_norm(x, their_residual, weight, 1e-5)) < _TOLERANCE
+    assert torch.equal(ours_residual, their_residual)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 80), (1, 1, 2)])
+def test_rotation_and_kv_write_equal_the_reference(heads: int, kv_heads: int, head_dim: int) -> None:
+    tokens = torch.randn(7, heads + 2 * kv_heads, head_dim)
+    positions = torch.tensor([0, 5, 6, 7, 30, 31, 2])
+    slots = torch.tensor([3, 0, 63, 31, 32, 17, 16])
+    cos_sin = torch.randn(32, 2, head_dim // 2)
+    results = []
+    for rope_write_kv in (ops.rope_write_kv, reference.rope_write_kv):
+        rotated, k_cache = tokens.clone(), torch.full((4, kv_heads, 16, head_dim), 7.0)
+        v_cache = k_cache.clone()
+        rope_write_kv(rotated, heads, positions, cos_sin, k_cache, v_cache, slots)
+        results.append((rotated, k_cache, v_cache))
+    for ours, theirs in zip(*results, strict=True):
+        assert _relative_error(ours, theirs) < _TOLERANCE
+    assert (results[0][1][1, :, 2] == 7.0).all()  # a slot that nobody named is untouched
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 80), (8, 1, 96)])
+@pytest.mark.parametrize("q_lens", [[1], [1, 1, 1, 1], [5], [1, 7, 1, 63]], ids=str)
+def test_paged_attention_equals_dense_attention(heads: int, kv_heads: int, head_dim: int, q_lens: list[int]) -> None:
+    block_size, lengths = 16, [q + past for q, past in zip(q_lens, [16, 1, 0, 257], strict=False)]
+    num_blocks = sum(-(-length // block_size) for length in lengths)
+    # Blocks in a random order, NaN wherever no token is: nothing outside a sequence may leak in.
+    order = torch.randperm(num_blocks + 3).tolist()
+    k_cache = torch.full((num_blocks + 3, kv_heads, block_size, head_dim), float("nan"))
+    v_cache = k_cache.clone()
+    table = torch.zeros(len(lengths), max(-(-length // block_size) for length in lengths), dtype=torch.int32)
+    q, expected = torch.randn(sum(q_lens), heads, head_dim), []
+    row = 0
+    for s, (length, q_len) in enumerate(zip(lengths, q_lens, strict=True)):
+        keys, values = torch.randn(kv_heads, length, head_dim), torch.randn(kv_heads, length, head_dim)
+        for first in range(0, length, block_size):
+            block = order.pop()
+            table[s, first // block_size] = block
+            size = min(block_size, length - first)
+            k_cache[block, :, :size] = keys[:, first : first + size]
+            v_cache[block, :, :size] = values[:, first : first + size]
+        expected.append(_attend(q[row : row + q_len], keys, values, head_dim**-0.5))
+        row += q_len
+    bounds = torch.tensor([0, *torch.tensor(q_lens).cumsum(0).tolist()], dtype=torch.int32)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    for paged in (ops.paged_attention, reference.paged_attention):
+        ours = paged(q, k_cache, v_cache, table, seq_lens, bounds, scale=head_dim**-0.5)
+        assert _relative_error(ours.double(), torch.cat(expected)) < _TOLERANCE
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention in fp64, one query and head at a time."""
+    n, heads, _ = q.shape
+    q, k, v = q.double(), k.double(), v.double()
+    out = torch.empty_like(q)
+    for i in range(n):
+        visible = k.shape[1] - n + i + 1
+        for h in range(heads):
+            kv = h // (heads // k.shape[0])
+            weights = (k[kv, :visible] @ q[i, h] * scale).softmax(0)
+            out[i, h] = weights @ v[kv, :visible]
+    return out
+
+
+def test_attention_refuses_heads_that_do_not_divide() -> None:
+    cache = torch.zeros(1, 2, 16, 8)
+    with pytest.raises(ValueError, match="3 query heads over 2 KV heads"):
+        ops.paged_attention(torch.zeros(1, 3, 8), cache, cache, *(torch.zeros(1, 1),) * 3, scale=1.0)
