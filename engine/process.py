@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from engine import environment
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineDied, EngineError
@@ -40,6 +41,7 @@ class Start:
 
 def main(start: Start, inbox: Connection, outbox: Connection) -> None:
     """Run until Shutdown or until the parent is gone. Exits with 1 after a fault."""
+    environment.prepare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides when we end
     requests: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(inbox, requests), name="inbox", daemon=True).start()
