@@ -26,12 +26,24 @@ async def read_body(request: Request, model: type[Body]) -> Body:
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads its body with `read_body`."""
     schema = model.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    inlined = _without_refs(schema, schema.pop("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
 
 
 def invalid(param: str, message: str) -> AppError:
     """A 400 for the request field `param`."""
     return AppError(400, "invalid_value", f"`{param}`: {message}", param=param)
+
+
+def _without_refs(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Definitions put where they are used: OpenAPI keeps them elsewhere than JSON schema. None of ours is recursive."""
+    if isinstance(schema, list):
+        return [_without_refs(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _without_refs(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _without_refs(value, definitions) for key, value in schema.items()}
 
 
 async def _bounded(request: Request) -> bytes:

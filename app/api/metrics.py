@@ -59,8 +59,8 @@ class Metrics:
 
     def ended(self, turn: TurnRecord) -> None:
         """A turn is over, well or not."""
-        if turn.reason == "error" and turn.ttft_s is None:
-            self._refused.labels(turn.error_code or "internal_error").inc()
+        if turn.error is not None and turn.ttft_s is None:
+            self._refused.labels(turn.error.code or "none").inc()
             return
         self._ended.labels(turn.reason).inc()
         self._e2e.observe(turn.total_s)

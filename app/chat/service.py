@@ -38,8 +38,9 @@ Ending = Literal["stop", "length", "abort", "error"]
 class TurnRecord:
     """One turn as it went; complete when it is over.
 
+    model        the asked one, until it is found
     reason       abort: the caller left before the end
-    error_code   with reason "error"
+    error        with reason "error"
     ttft_s       request to first token; None where none came
     times        the engine's own; None where it was stopped from here (stop string, abort)
     """
@@ -47,7 +48,7 @@ class TurnRecord:
     request_id: str
     model: str
     reason: Ending = "abort"
-    error_code: str | None = None
+    error: AppError | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -65,8 +66,9 @@ class TurnRecord:
         if self.ttft_s is None:
             self.ttft_s = self.total_s
 
-    def failed(self, code: str | None) -> None:
-        self.reason, self.error_code = "error", code
+    def failed(self, error: AppError) -> AppError:
+        self.reason, self.error = "error", error
+        return error
 
 
 class TurnObserver(Protocol):
@@ -92,6 +94,7 @@ class ChatService:
         ready, the prompt is made and fits. Raises AppError, before it or (the engine's fault) after."""
         async with self._turn(request.request_id, request.model) as turn:
             model = await self._source.acquire(request.model)
+            turn.model = model.id
             text = await self._texts.of(model.folder)
             prompt, prompt_ids = await text.chat_prompt(request)
             channels = Channels(opened=_starts_thinking(request, prompt))
@@ -107,6 +110,7 @@ class ChatService:
         """The raw continuation of a text or of token ids; otherwise as `stream`, without channels."""
         async with self._turn(request.request_id, request.model) as turn:
             model = await self._source.acquire(request.model)
+            turn.model = model.id
             text = await self._texts.of(model.folder)
             prompt_ids = await _plain_prompt(request.prompt, text, model.info)
             _admit(turn, prompt_ids, request.sampling, model.info, param="prompt")
@@ -153,13 +157,12 @@ class ChatService:
         try:
             yield turn
         except EngineError as error:
-            turn.failed(error.code)
-            raise from_engine_error(error) from error
+            raise turn.failed(from_engine_error(error)) from error
         except AppError as error:
-            turn.failed(error.code)
+            turn.failed(error)
             raise
-        except Exception:
-            turn.failed("internal_error")
+        except Exception as error:
+            turn.failed(AppError(500, "internal_error", type(error).__name__))
             raise
         finally:
             turn.total_s = time.perf_counter() - turn.started
@@ -266,10 +269,10 @@ def _rate(count: int, seconds: float) -> float:
 
 
 def _line(turn: TurnRecord) -> str:
-    why = f" ({turn.error_code})" if turn.error_code else ""
+    why = f" ({turn.error.code}: {turn.error.message})" if turn.error else ""
     ttft = "no token" if turn.ttft_s is None else f"first after {turn.ttft_s * 1000:.0f} ms"
     return (
-        f"request {turn.request_id}: {turn.reason}{why}; model {turn.model or '(in hand)'}, "
+        f"request {turn.request_id}: {turn.reason}{why}; model {turn.model}, "
         f"prompt {turn.prompt_tokens} tokens ({turn.cached_tokens} cached), answer {turn.completion_tokens}, "
         f"{ttft}, {turn.total_s:.2f} s in all"
     )

@@ -44,9 +44,24 @@ async def serving(house: House) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def openai_client(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with serving(house) as address:
-        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
-            yield client
+    async with (
+        serving(house) as address,
+        openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def raw_stream(house: House) -> AsyncIterator[AsyncIterator[str]]:
+    """The lines of a chat stream as they come off the socket."""
+    body = {"messages": [USER], "stream": True}
+    async with (
+        serving(house) as address,
+        httpx.AsyncClient(base_url=address) as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as reply,
+    ):
+        assert reply.status_code == 200
+        yield reply.aiter_lines()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -84,13 +99,14 @@ async def test_a_stream_of_single_bytes_joins_to_the_whole_text_with_usage_last(
 
 
 async def test_the_stream_helper_of_the_client_accepts_our_chunks(folder: Path) -> None:
-    async with openai_client(House(folder, Script(token_ids=ids("<think>a</think>b")))) as client:
-        async with client.chat.completions.stream(model="fake-model", messages=[USER]) as stream:
-            final = await stream.get_final_completion()
-    assert final.choices[0].message.content == "b"
-    assert final.choices[0].message.model_extra == {"reasoning_content": "a"} or (
-        getattr(final.choices[0].message, "reasoning_content", None) == "a"
-    )
+    house = House(folder, Script(token_ids=ids("<think>a</think>b")))
+    async with (
+        openai_client(house) as client,
+        client.chat.completions.stream(model="fake-model", messages=[USER]) as stream,
+    ):
+        message = (await stream.get_final_completion()).choices[0].message
+    assert message.content == "b"
+    assert message.model_extra is not None and message.model_extra["reasoning_content"] == "a"
 
 
 async def test_a_stop_string_across_token_borders_is_never_seen_and_aborts(folder: Path) -> None:
@@ -216,16 +232,12 @@ async def test_leaving_while_the_model_loads_leaves_no_task_behind(folder: Path)
 
 
 async def test_the_opening_chunk_comes_before_the_first_token(folder: Path) -> None:
-    house = House(folder, Script(token_ids=ids("a"), gate=asyncio.Event()))
-    async with serving(house) as address, httpx.AsyncClient(base_url=address) as client:
-        async with client.stream("POST", "/v1/chat/completions", json={"messages": [USER], "stream": True}) as reply:
-            assert reply.status_code == 200
-            lines = reply.aiter_lines()
-            opening = json.loads((await anext(lines)).removeprefix("data: "))
-            assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-            assert house.engine.script.gate is not None
-            house.engine.script.gate.set()
-            rest = [line async for line in lines if line]
+    gate = asyncio.Event()
+    async with raw_stream(House(folder, Script(token_ids=ids("a"), gate=gate))) as lines:
+        opening = json.loads((await anext(lines)).removeprefix("data: "))
+        assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        gate.set()
+        rest = [line async for line in lines if line]
     assert rest[-1] == "data: [DONE]"
 
 
@@ -235,18 +247,16 @@ async def test_silence_is_filled_with_comments_and_now_and_then_an_empty_chunk(
     monkeypatch.setattr("app.api.stream.KEEP_ALIVE_S", 0.05)
     monkeypatch.setattr("app.api.stream.EMPTY_CHUNK_S", 0.2)
     gate = asyncio.Event()
-    house = House(folder, Script(token_ids=ids("a"), gate=gate))
-    lines: list[str] = []
-    async with serving(house) as address, httpx.AsyncClient(base_url=address) as client:
-        async with client.stream("POST", "/v1/chat/completions", json={"messages": [USER], "stream": True}) as reply:
-            async for line in reply.aiter_lines():
-                lines.append(line)
-                if sum('"delta":{}' in seen for seen in lines) == 2:
-                    gate.set()
-    comments = [line for line in lines if line.startswith(":")]
-    assert len(comments) >= 4 and set(comments) == {": keep-alive"}
-    assert lines.index(": keep-alive") < next(n for n, line in enumerate(lines) if '"delta":{}' in line)
-    assert [line for line in lines if line][-1] == "data: [DONE]"
+    seen: list[str] = []
+    async with raw_stream(House(folder, Script(token_ids=ids("a"), gate=gate))) as lines:
+        async for line in lines:
+            seen.append(line)
+            if sum('"delta":{}' in line for line in seen) == 2:
+                gate.set()
+    comments = [line for line in seen if line.startswith(":")]
+    assert len(comments) >= 2 and set(comments) == {": keep-alive"}
+    assert seen.index(": keep-alive") < next(n for n, line in enumerate(seen) if '"delta":{}' in line)
+    assert [line for line in seen if line][-1] == "data: [DONE]"
 
 
 async def test_many_answers_at_once_do_not_mix(folder: Path) -> None:

@@ -312,7 +312,7 @@ async def test_every_reply_has_a_request_id_and_a_clients_own_is_kept(
     async with house.client(headers={"x-request-id": "mine-2"}) as client:
         await client.post("/v1/chat/completions", json={"messages": [USER]})
     lines = [record.getMessage() for record in caplog.records if "mine-2" in record.getMessage()]
-    assert len(lines) == 1 and ": stop; model (in hand), prompt 21 tokens (4 cached), answer 6" in lines[0]
+    assert len(lines) == 1 and ": stop; model fake-model, prompt 21 tokens (4 cached), answer 6" in lines[0]
     assert any("mine-1: refused, invalid_json" in record.getMessage() for record in caplog.records)
 
 
@@ -369,3 +369,11 @@ async def test_a_broken_route_is_a_500_in_our_shape_with_all_headers(house: Hous
 async def test_special_tokens_in_a_raw_prompt_reach_the_engine_as_tokens(house: House) -> None:
     await house.complete(prompt="a<|im_end|>")
     assert house.engine.submitted[0][1] == (*ids("a"), EOS)
+
+
+async def test_the_schema_of_every_body_stands_alone(house: House) -> None:
+    schema = (await house.ask("GET", "/openapi.json")).json()
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        body = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert "stream_options" in body["properties"]
+        assert "$ref" not in json.dumps(body)

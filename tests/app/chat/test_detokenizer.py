@@ -1,6 +1,5 @@
 """app.chat.detokenizer: however an answer is cut into tokens, its text is the same, and nothing is taken back."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -176,7 +176,7 @@ async def test_an_engine_error_becomes_an_app_error_and_is_counted(folder: Path,
     with pytest.raises(AppError) as caught:
         await house.chat()
     assert caught.value.status == status
-    assert (house.turns.records[0].reason, house.turns.records[0].error_code) == ("error", caught.value.code)
+    assert (house.turns.records[0].reason, house.turns.records[0].error) == ("error", caught.value)
 
 
 async def test_an_engine_that_aborts_or_ends_without_a_word_is_an_error_and_not_a_short_answer(folder: Path) -> None:
