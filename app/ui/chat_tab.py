@@ -1,14 +1,17 @@
 """The chat: its widgets, and handlers that translate between them and the service.
 
-Finished turns stay in one Chatbot and the turn in progress is drawn in a second one below it, so an update costs the
-same after two hundred turns as after none (Gradio checks and compares a widget's whole value at each update).
+What keeps an update cheap, however long the chat is: finished turns stay in one Chatbot and the turn in progress is
+drawn in a second one below it (Gradio checks and compares a widget's whole value at each update), and the streaming
+event has two small outputs only (Gradio rebuilds a widget for each output that an update leaves alone; six outputs
+cost 15 ms of CPU an update). The rest of the page follows the ticket, which changes twice a turn.
+
 No event waits for another tab's (`concurrency_limit=None`; the engine does the admission), and there is no `gr.State`
 and no unload event, as either would hold one of the six connections that a browser grants a host.
 """
 
 import html
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +20,17 @@ import gradio as gr
 from app.chat.types import ChatRequest
 from app.ui.sampling import FIELDS, Field, read_sampling
 from app.ui.status import Answerer, ModelStatus, StatusSource
-from app.ui.transcript import LATEX_DELIMITERS, Turn, bubbles, dump, load, messages
+from app.ui.transcript import (
+    LATEX_DELIMITERS,
+    Ticket,
+    Turn,
+    bubbles,
+    conversation,
+    dump,
+    dump_ticket,
+    load_ticket,
+    messages,
+)
 from app.ui.turn import Answer, RunningTurn
 
 Updates = dict[gr.components.Component, Any]
@@ -46,7 +59,7 @@ class ChatTab:
             gr.HTML("Enter sends, Shift+Enter starts a new line, Esc stops", elem_id="fs-keys")
             self._build_settings()
         self.transcript = gr.Textbox(value="", visible="hidden", elem_id="fs-transcript", label="Transcript")
-        self.turn_id = gr.Textbox(value="", visible="hidden", label="Turn")
+        self.ticket = gr.Textbox(value="", visible="hidden", elem_id="fs-ticket", label="Ticket")
         self._wire()
 
     def _build_header(self) -> None:
@@ -68,44 +81,45 @@ class ChatTab:
                 self.sampling = [_sampling_box(field) for field in FIELDS]
 
     def _wire(self) -> None:
-        asked = [self.box, self.transcript, self.system, *self.sampling]
-        drawn = [self.box, self.history, self.live, self.stats, self.transcript, self.turn_id]
-        self.box.submit(self._send, asked, drawn, trigger_mode="once", **_EVENT)
-        self.box.stop(self._stop, [self.turn_id], [self.box], queue=False, **_EVENT)
-        self.new_chat.click(self._start_anew, [self.turn_id], drawn, **_EVENT)
+        asked = [self.box, self.transcript, self.ticket, self.system, *self.sampling]
+        drawn = [self.box, self.history, self.live, self.stats, self.transcript]
+        self.box.submit(self._answer, asked, [self.live, self.ticket], trigger_mode="once", **_EVENT)
+        self.ticket.change(self._follow, [self.ticket, self.transcript], drawn, **_EVENT)
+        self.box.stop(self._stop, [self.ticket], [self.box], queue=False, **_EVENT)
+        self.new_chat.click(self._start_anew, [self.ticket], [*drawn, self.ticket], **_EVENT)
 
-    async def _send(self, text: str, transcript: str, system: str, *sampling: str) -> AsyncIterator[Updates]:
+    async def _answer(
+        self, text: str, transcript: str, ticket: str, system: str, *sampling: str
+    ) -> AsyncIterator[tuple[Any, Any]]:
+        """Streams the turn in progress; the ticket says when it has begun and, with the whole turn, when it is over."""
         if not text.strip():
-            yield {self.box: gr.skip()}
+            yield gr.skip(), gr.skip()
             return
+        turn_id = secrets.token_urlsafe(16)
         try:
             options = read_sampling(sampling)
         except ValueError as error:
-            yield {self.stats: f'<span class="fs-error" role="alert">{html.escape(str(error))}</span>'}
+            yield gr.skip(), dump_ticket(Ticket(figures=str(error)))
             return
-        turns = load(transcript)
+        turns = conversation(transcript, load_ticket(ticket))
         request = ChatRequest(
             request_id=f"page-{uuid4().hex}", model="", messages=messages(turns, text, system), sampling=options
         )
-        turn_id = secrets.token_urlsafe(16)
+        begun = dump_ticket(Ticket(turn_id=turn_id))
         async with RunningTurn(self._service, request) as running:
             self._running[turn_id] = running
             try:
-                yield self._begun(text, turn_id)
+                yield bubbles(self._in_progress(text, Answer())), begun
                 async for answer in running.updates():
-                    yield {self.live: bubbles(self._in_progress(text, answer))}
+                    yield bubbles(self._in_progress(text, answer)), begun
             finally:
                 del self._running[turn_id]
         if not running.is_discarded:
-            yield self._ended(turns, finished(text, running.answer), stats(running.answer, self._status()))
-
-    def _begun(self, text: str, turn_id: str) -> Updates:
-        return {
-            self.box: gr.Textbox(value="", submit_btn=False, stop_btn="Stop"),
-            self.live: bubbles(self._in_progress(text, Answer())),
-            self.stats: "",
-            self.turn_id: turn_id,
-        }
+            turn = finished(turn_id, text, running.answer)
+            yield (
+                bubbles(turn),
+                dump_ticket(Ticket(turn_id=turn_id, turn=turn, figures=figures(running.answer, self._status()))),
+            )
 
     def _in_progress(self, text: str, answer: Answer) -> Turn:
         waiting = "" if answer.has_begun else waiting_for(self._status())
@@ -118,26 +132,31 @@ class ChatTab:
             note_kind="wait",
         )
 
-    def _ended(self, turns: Sequence[Turn], turn: Turn, line: str) -> Updates:
-        whole = (*turns, turn)
+    async def _follow(self, ticket_text: str, transcript: str) -> Updates:
+        """Bring the rest of the page to what the ticket says."""
+        ticket = load_ticket(ticket_text)
+        if not ticket.turn_id:
+            return {self.stats: _refusal(ticket.figures)}
+        if ticket.turn is None:
+            return {self.box: gr.Textbox(value="", submit_btn=False, stop_btn="Stop"), self.stats: ""}
+        turns = conversation(transcript, ticket)
         return {
             self.box: _ready_box(),
-            self.history: [bubble for each in whole for bubble in bubbles(each)],
+            self.history: [bubble for turn in turns for bubble in bubbles(turn)],
             self.live: [],
-            self.stats: line,
-            self.transcript: dump(whole),
-            self.turn_id: "",
+            self.stats: html.escape(ticket.figures),
+            self.transcript: dump(turns),
         }
 
-    async def _stop(self, turn_id: str) -> Any:
-        running = self._running.get(turn_id)
+    async def _stop(self, ticket: str) -> Any:
+        running = self._running.get(load_ticket(ticket).turn_id)
         if running is None:  # it has just ended, or its server has: the button is all that is left of it
             return _ready_box()
         running.stop()
         return gr.skip()
 
-    async def _start_anew(self, turn_id: str) -> Updates:
-        running = self._running.get(turn_id)
+    async def _start_anew(self, ticket: str) -> Updates:
+        running = self._running.get(load_ticket(ticket).turn_id)
         if running is not None:
             await running.discard()
         return {
@@ -146,16 +165,17 @@ class ChatTab:
             self.live: [],
             self.stats: "",
             self.transcript: "",
-            self.turn_id: "",
+            self.ticket: "",
         }
 
 
-def finished(text: str, answer: Answer) -> Turn:
+def finished(turn_id: str, text: str, answer: Answer) -> Turn:
     """The turn as it stays in the conversation, with a word on why it ended where it did not end by itself."""
     note = answer.error or _ending(answer)
     if not answer.text:
         note = f"{note or 'The model said nothing.'} This message stays here, but later answers will not know of it."
     return Turn(
+        turn_id=turn_id,
         user=text,
         reasoning=answer.reasoning,
         thinking_s=answer.thinking_s,
@@ -183,17 +203,21 @@ def waiting_for(status: ModelStatus) -> str:
     return f"Your message is sent as soon as {status.model_id} is loaded: {status.stage or 'loading'}{share}"
 
 
-def stats(answer: Answer, status: ModelStatus) -> str:
-    """One line of figures on an answer, as HTML made of numbers only."""
-    figures = []
+def figures(answer: Answer, status: ModelStatus) -> str:
+    """One line on an answer: its speed, its beginning, and what the conversation takes of the context."""
+    known = []
     if answer.timings is not None and answer.timings.predicted_per_second:
-        figures.append(f"{answer.timings.predicted_per_second:.1f} tokens/s")
+        known.append(f"{answer.timings.predicted_per_second:.1f} tokens/s")
     if answer.ttft_s is not None:
-        figures.append(f"first token after {answer.ttft_s:.2f} s")
+        known.append(f"first token after {answer.ttft_s:.2f} s")
     if answer.usage is not None:
         room = f" of {status.max_model_len:,}" if status.max_model_len else ""
-        figures.append(f"{answer.usage.total_tokens:,}{room} tokens of context used")
-    return " · ".join(f"<span>{figure}</span>" for figure in figures)
+        known.append(f"{answer.usage.total_tokens:,}{room} tokens of context used")
+    return " · ".join(known)
+
+
+def _refusal(words: str) -> str:
+    return f'<span class="fs-error" role="alert">{html.escape(words)}</span>' if words else ""
 
 
 _STATUS_HTML = """

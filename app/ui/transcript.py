@@ -38,17 +38,28 @@ LATEX_DELIMITERS: list[dict[str, str | bool]] = [
 class Turn:
     """A message and what came of it.
 
+    turn_id      an id that only its own tab is told, as whoever knows it can stop the turn
     note         what is to be said about the answer ("Stopped.", an error); no part of what the model is sent
     note_kind    how it looks: a remark, a failure, or the line of an answer that has not begun
     thinking_s   seconds from the first word of reasoning to the first of the answer; None while it still thinks
     """
 
+    turn_id: str = ""
     user: str
     reasoning: str = ""
     thinking_s: float | None = None
     answer: str = ""
     note: str = ""
     note_kind: NoteKind = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """What a tab holds of its latest turn: the id from its beginning on, the turn and its figures once it has ended."""
+
+    turn_id: str = ""
+    turn: Turn | None = None
+    figures: str = ""
 
 
 def dump(turns: Iterable[Turn]) -> str:
@@ -58,12 +69,38 @@ def dump(turns: Iterable[Turn]) -> str:
 def load(text: str) -> tuple[Turn, ...]:
     """Raises ValueError where the text is not what `dump` wrote."""
     try:
-        turns = tuple(Turn(**fields) for fields in json.loads(text or "[]"))
+        return tuple(_turn(fields) for fields in json.loads(text or "[]"))
     except TypeError as error:
         raise ValueError(f"Not a conversation: {error}") from error
-    if any(turn.note_kind not in get_args(NoteKind) for turn in turns):
-        raise ValueError("Not a conversation: a note of unknown kind.")
-    return turns
+
+
+def dump_ticket(ticket: Ticket) -> str:
+    return json.dumps(asdict(ticket), ensure_ascii=False)
+
+
+def load_ticket(text: str) -> Ticket:
+    """Raises ValueError where the text is not what `dump_ticket` wrote."""
+    try:
+        fields = json.loads(text or "{}")
+        turn = fields.pop("turn", None)
+        return Ticket(turn=turn and _turn(turn), **fields)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"Not a ticket: {error}") from error
+
+
+def conversation(transcript: str, ticket: Ticket) -> tuple[Turn, ...]:
+    """All turns that have ended; the latest may have reached the tab's ticket and not yet its transcript."""
+    turns = load(transcript)
+    if ticket.turn is None or any(turn.turn_id == ticket.turn_id for turn in turns):
+        return turns
+    return (*turns, ticket.turn)
+
+
+def _turn(fields: dict[str, Any]) -> Turn:
+    turn = Turn(**fields)
+    if turn.note_kind not in get_args(NoteKind):
+        raise ValueError(f"Not a turn: it has a note of the kind {turn.note_kind!r}.")
+    return turn
 
 
 def messages(turns: Sequence[Turn], user: str, system: str) -> tuple[Message, ...]:

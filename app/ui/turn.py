@@ -83,8 +83,8 @@ class RunningTurn:
         """The growing answer, the same object each time; the last is whole."""
         while not self._gathering.done():
             await self._wait_for_news()
-            yield self.answer
             self._drawn_at = time.monotonic()
+            yield self.answer
         yield self.answer
 
     def stop(self) -> None:
@@ -100,8 +100,9 @@ class RunningTurn:
         await self._over.wait()
 
     async def _wait_for_news(self) -> None:
-        """Rest for the interval, then until something came; the end cuts both short."""
-        await asyncio.wait((self._gathering,), timeout=self._interval_s)
+        """Rest for what is left of the interval, then until something came; the end cuts both short."""
+        rest_s = self._drawn_at + self._interval_s - time.monotonic()
+        await asyncio.wait((self._gathering,), timeout=max(0.0, rest_s))
         news = asyncio.create_task(self._news.wait())
         await asyncio.wait((news, self._gathering), timeout=self._calm_s, return_when=asyncio.FIRST_COMPLETED)
         news.cancel()

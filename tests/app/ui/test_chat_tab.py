@@ -8,7 +8,7 @@ import gradio as gr
 import pytest
 
 from app.chat.types import Timings, Usage
-from app.ui.chat_tab import ChatTab, finished, stats, waiting_for
+from app.ui.chat_tab import ChatTab, figures, finished, waiting_for
 from app.ui.sampling import read_sampling
 from app.ui.status import ModelStatus
 from app.ui.transcript import load
@@ -20,26 +20,38 @@ _DEFAULTS = ("", "", "", "")
 
 
 class _Browser:
-    """One tab: keeps what each widget shows and sends it back, as the page does."""
+    """One tab: keeps what each widget shows, sends it back, and follows the ticket, as the page does."""
 
     def __init__(self, tab: ChatTab) -> None:
         self._tab = tab
-        self.shown: dict[Any, Any] = {tab.transcript: "", tab.turn_id: "", tab.history: [], tab.live: [], tab.stats: ""}
+        self.shown: dict[Any, Any] = {tab.transcript: "", tab.ticket: "", tab.history: [], tab.live: [], tab.stats: ""}
 
     async def send(self, text: str, system: str = "", sampling: tuple[str, ...] = _DEFAULTS) -> AsyncIterator[Any]:
-        async for update in self._tab._send(text, self.shown[self._tab.transcript], system, *sampling):
-            self.shown.update(update)
-            yield update
+        """The values of `live`, one an update."""
+        transcript = self.shown[self._tab.transcript]
+        async for live, ticket in self._tab._answer(text, transcript, self.ticket, system, *sampling):
+            await self._draw({self._tab.live: live, self._tab.ticket: ticket})
+            yield live
 
     async def say(self, text: str, **more: Any) -> None:
         async for _ in self.send(text, **more):
             pass
 
+    async def new_chat(self) -> None:
+        await self._draw(await self._tab._start_anew(self.ticket))
+
+    async def _draw(self, updates: dict[Any, Any]) -> None:
+        before = self.ticket
+        self.shown.update({widget: value for widget, value in updates.items() if value != gr.skip()})
+        if self.ticket != before:
+            self.shown.update(await self._tab._follow(self.ticket, self.shown[self._tab.transcript]))
+
     def turns(self) -> Any:
         return load(self.shown[self._tab.transcript])
 
-    def turn_id(self) -> str:
-        return str(self.shown[self._tab.turn_id])
+    @property
+    def ticket(self) -> str:
+        return str(self.shown[self._tab.ticket])
 
 
 @pytest.fixture
@@ -56,10 +68,17 @@ def tab(service: ScriptedService) -> ChatTab:
 async def test_an_update_in_mid_answer_carries_the_live_turn_alone(tab: ChatTab) -> None:
     browser = _Browser(tab)
     await browser.say("say: first")
-    updates = [update async for update in browser.send("count: 50 every 0.01 as n")]
-    for update in updates[1:-1]:
-        assert set(update) == {tab.live}
-        assert "first" not in str(update)
+    updates = [live async for live in browser.send("count: 50 every 0.01 as n")]
+    assert len(updates) > 2
+    assert all("first" not in str(live) for live in updates)
+
+
+async def test_a_turn_that_has_not_reached_the_transcript_yet_is_still_sent(
+    tab: ChatTab, service: ScriptedService
+) -> None:
+    late: Any = [update async for update in tab._answer("say: first", "", "", "", *_DEFAULTS)][-1][1]
+    [_ async for _ in tab._answer("say: second", "", late, "", *_DEFAULTS)]
+    assert [message.content for message in service.requests[1].messages] == ["say: first", "first", "say: second"]
 
 
 async def test_a_finished_turn_moves_into_the_conversation(tab: ChatTab) -> None:
@@ -68,7 +87,7 @@ async def test_a_finished_turn_moves_into_the_conversation(tab: ChatTab) -> None
     await browser.say("say: two")
     assert [turn.answer for turn in browser.turns()] == ["one", "two"]
     assert len(browser.shown[tab.history]) == 4
-    assert browser.shown[tab.live] == [] and browser.turn_id() == ""
+    assert browser.shown[tab.live] == []
     assert "42.5 tokens/s" in browser.shown[tab.stats] and "of 8,192" in browser.shown[tab.stats]
 
 
@@ -102,7 +121,7 @@ async def test_stop_ends_the_engines_work_and_keeps_the_partial_answer(tab: Chat
     browser = _Browser(tab)
     async for _ in browser.send("count: 1000 every 0.01 as n"):
         if "n3" in str(browser.shown[tab.live]):
-            await tab._stop(browser.turn_id())
+            await tab._stop(browser.ticket)
     assert len(service.closed) == 1
     (turn,) = browser.turns()
     assert turn.note == "Stopped." and turn.answer.startswith("n0 n1 n2 n3 ")
@@ -111,9 +130,9 @@ async def test_stop_ends_the_engines_work_and_keeps_the_partial_answer(tab: Chat
 
 
 async def test_closing_the_handler_ends_the_engines_work(tab: ChatTab, service: ScriptedService) -> None:
-    updates = tab._send("count: 1000 every 0.01 as n", "", "", *_DEFAULTS)
-    async for update in updates:
-        if "n0" in str(update):
+    updates = tab._answer("count: 1000 every 0.01 as n", "", "", "", *_DEFAULTS)
+    async for live, _ in updates:
+        if "n0" in str(live):
             break
     await updates.aclose()  # type: ignore[attr-defined]
     assert len(service.closed) == 1 and service.num_open == 0 and not tab._running
@@ -127,10 +146,10 @@ async def test_new_chat_in_mid_answer_ends_it_and_nothing_of_it_comes_back(
     clearing: asyncio.Task[Any] | None = None
     async for _ in browser.send("count: 1000 every 0.01 as n"):
         if clearing is None and "n0" in str(browser.shown[tab.live]):
-            clearing = asyncio.create_task(tab._start_anew(browser.turn_id()))
+            clearing = asyncio.create_task(browser.new_chat())
             await asyncio.sleep(0)
     assert clearing is not None
-    browser.shown.update(await clearing)
+    await clearing
     assert len(service.closed) == 1
     assert browser.turns() == () and browser.shown[tab.history] == [] and browser.shown[tab.live] == []
 
@@ -160,8 +179,8 @@ async def test_a_tab_cannot_stop_a_turn_whose_id_it_was_not_told(tab: ChatTab, s
 
 
 def test_an_answer_cut_at_its_limit_says_so() -> None:
-    assert "limit of tokens" in finished("a", Answer(text="b", finish_reason="length")).note
-    assert finished("a", Answer(text="b", finish_reason="stop")).note == ""
+    assert "limit of tokens" in finished("id", "a", Answer(text="b", finish_reason="length")).note
+    assert finished("id", "a", Answer(text="b", finish_reason="stop")).note == ""
 
 
 def test_waiting_tells_what_for() -> None:
@@ -171,6 +190,6 @@ def test_waiting_tells_what_for() -> None:
 
 def test_figures_that_are_not_known_are_left_out() -> None:
     usage = Usage(prompt_tokens=1000, completion_tokens=234, cached_tokens=0)
-    assert stats(Answer(usage=usage), ModelStatus()) == "<span>1,234 tokens of context used</span>"
+    assert figures(Answer(usage=usage), ModelStatus()) == "1,234 tokens of context used"
     nothing = Timings(queue_s=0, prefill_s=0, decode_s=0, prompt_per_second=0, predicted_per_second=0)
-    assert stats(Answer(timings=nothing), _READY) == ""
+    assert figures(Answer(timings=nothing), _READY) == ""

@@ -1,6 +1,7 @@
 """The page as the server mounts it: what it exposes, and what it never asks of a browser."""
 
 import os
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -19,12 +20,21 @@ def client() -> TestClient:
     return TestClient(app)
 
 
+def _events(client: TestClient) -> dict[str, Any]:
+    blocks = client.app.routes[-1].app.blocks  # type: ignore[attr-defined]
+    return {event.name: event for event in blocks.fns.values()}
+
+
 def test_no_event_waits_for_another_and_none_is_public(client: TestClient) -> None:
     events = client.get("/config").json()["dependencies"]
     assert len(events) >= 3
     assert {event["api_visibility"] for event in events} == {"private"}
-    blocks = client.app.routes[-1].app.blocks  # type: ignore[attr-defined]
-    assert {event.concurrency_limit for event in blocks.fns.values()} == {None}
+    assert {event.concurrency_limit for event in _events(client).values()} == {None}
+
+
+def test_the_streaming_event_has_no_output_that_grows_with_the_chat(client: TestClient) -> None:
+    outputs = [block.elem_id for block in _events(client)["_answer"].outputs]
+    assert outputs == ["fs-live", "fs-ticket"]
 
 
 def test_the_page_holds_no_connection_while_it_is_idle(client: TestClient) -> None:
