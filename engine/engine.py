@@ -56,6 +56,14 @@ class Engine:
         self._last_step_s = time.monotonic()
 
     @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def memory(self) -> MemoryReport:
+        return self._runner.memory
+
+    @property
     def has_work(self) -> bool:
         return bool(self._scheduler.num_running or self._scheduler.num_waiting)
 

@@ -1,0 +1,283 @@
+"""How fast an engine is: decode and prefill tokens a second, time to first token, peak memory; its last line is JSON.
+
+    python -m engine.bench --model smollm2-135m-instruct --batch 1,8,32 --json
+    python -m engine.bench --model smollm2-135m-instruct --compare smollm2-135m-instruct-dense   # beside transformers
+    python -m engine.bench --fake-runner --json                       # host time of the scheduler alone
+
+Machines are noisy: with --compare both sides take turns in the same run, and the ratio of each round is what counts.
+Prompts are random token ids, new for each measurement, so that the prefix cache has nothing to give.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine import environment
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.plan import BatchPlan
+from engine.types import MemoryReport, ModelInfo, SamplingParams
+
+PROMPT_TOKENS, NEW_TOKENS, PREFILL_TOKENS = 128, 128, 1024
+_HOST_COUNTS = (1, 8, 32, 128, 256)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    environment.prepare()
+    options = _parse(arguments)
+    result = _host_times() if options.fake_runner else _measure(options)
+    _print_table(result)
+    print(json.dumps(result))
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.bench", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="a folder, or a name of the catalogue")
+    parser.add_argument("--batch", default="1,8,32", help="numbers of sequences that decode at once")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help="tokens that each sequence generates")
+    parser.add_argument("--compare", metavar="MODEL", help="take turns with transformers in fp32 on this dense model")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of --compare")
+    parser.add_argument("--fake-runner", action="store_true", help="measure the scheduler's host time, no model")
+    parser.add_argument("--json", action="store_true", help="accepted for scripts; the last line always is JSON")
+    options = parser.parse_args(arguments)
+    options.batch = [int(count) for count in options.batch.split(",")]
+    return options
+
+
+# -- a model -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Subject:
+    """One side of a measurement: seconds for the decode of `batch` prompts, and for one prefill."""
+
+    decode_tokens_per_s: Callable[[int, int], float]  # (batch, new tokens)
+    prefill_tokens_per_s: Callable[[], float]
+
+
+@dataclass
+class _Requests:
+    """Random prompts under fresh names."""
+
+    vocab_size: int
+    source: random.Random = field(default_factory=lambda: random.Random(0))
+    count: int = 0
+
+    def prompt(self, length: int) -> tuple[int, ...]:
+        return tuple(self.source.randrange(3, self.vocab_size) for _ in range(length))
+
+    def name(self) -> str:
+        self.count += 1
+        return f"bench-{self.count}"
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    started = time.perf_counter()
+    engine = _open_engine(options)
+    ready_s = time.perf_counter() - started
+    requests = _Requests(engine.info.vocab_size)
+    first_token_s = _first_token_s(engine, requests)
+    subject = _engine_subject(engine, requests)
+    result: dict[str, Any] = {"model": options.model, "device": engine.info.device, "load_s": round(ready_s, 2)}
+    if options.compare:
+        result |= _compare(subject, _transformers_subject(_folder(options.compare), requests), options)
+    else:
+        result["decode_tokens_per_s"] = {
+            str(b): subject.decode_tokens_per_s(b, options.new_tokens) for b in options.batch
+        }
+        result["prefill_tokens_per_s"] = subject.prefill_tokens_per_s()
+    stats = engine.stats()
+    return result | {
+        "ttft_ms": first_token_s * 1000,
+        "peak_memory_mb": _peak_memory_mb(engine.info.device),
+        "weights_mb": engine.memory.weights_bytes / 1e6,
+        "preemptions": stats.num_preemptions,
+        "cache_hit_rate": stats.prefix_cache_hits / max(stats.prefix_cache_queries, 1),
+    }
+
+
+def _open_engine(options: argparse.Namespace) -> Engine:
+    from engine.runner import load_runner
+
+    config = EngineConfig(model=_folder(options.model), device=options.device, max_num_seqs=max(32, *options.batch))
+    return Engine(load_runner(config, lambda stage, fraction: None), config)
+
+
+def _folder(name: str) -> str:
+    """A folder as it is; any other name through the app, in a process of its own: the engine knows no catalogue."""
+    if Path(name, "config.json").exists():
+        return name
+    command = [sys.executable, "-m", "app.models.fetch", name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1], check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _engine_subject(engine: Engine, requests: _Requests) -> Subject:
+    def decode(batch: int, new_tokens: int) -> float:
+        _submit(engine, requests, batch, PROMPT_TOKENS, new_tokens)
+        started = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+        return batch * new_tokens / (time.perf_counter() - started)
+
+    def prefill() -> float:
+        _submit(engine, requests, 1, PREFILL_TOKENS, 1)
+        started = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+        return PREFILL_TOKENS / (time.perf_counter() - started)
+
+    return Subject(decode, prefill)
+
+
+def _submit(engine: Engine, requests: _Requests, batch: int, prompt_tokens: int, new_tokens: int) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    for _ in range(batch):
+        engine.add(requests.name(), requests.prompt(prompt_tokens), params)
+
+
+def _first_token_s(engine: Engine, requests: _Requests) -> float:
+    """A short prompt on an idle engine: the median of three, the first of all thrown away."""
+    times = []
+    for _ in range(4):
+        _submit(engine, requests, 1, PROMPT_TOKENS, 1)
+        started = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def _peak_memory_mb(device: str) -> float:
+    """Most that this process held: of the card's memory, or resident."""
+    import torch
+
+    if not device.startswith("CPU"):
+        return torch.cuda.max_memory_allocated() / 1e6
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        return float(getattr(psutil.Process().memory_info(), "peak_wset")) / 1e6  # noqa: B009 (unknown to mypy here)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+# -- beside transformers -------------------------------------------------------------------------------------------
+
+
+def _transformers_subject(folder: str, requests: _Requests) -> Subject:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.requires_grad_(False)
+
+    def generate(batch: int, prompt_tokens: int, new_tokens: int) -> float:
+        """Seconds of a greedy generate that runs to its end."""
+        ids = torch.tensor([requests.prompt(prompt_tokens) for _ in range(batch)])
+        options = {"do_sample": False, "max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "pad_token_id": 0}
+        started = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        return time.perf_counter() - started
+
+    def decode(batch: int, new_tokens: int) -> float:
+        return batch * new_tokens / generate(batch, PROMPT_TOKENS, new_tokens)
+
+    def prefill() -> float:
+        return PREFILL_TOKENS / generate(1, PREFILL_TOKENS, 1)
+
+    return Subject(decode, prefill)
+
+
+def _compare(ours: Subject, theirs: Subject, options: argparse.Namespace) -> dict[str, Any]:
+    """Both sides in turns, `rounds` times; the median of the per-round ratios, and each side's median."""
+    cases: dict[str, Callable[[Subject], float]] = {
+        f"decode_{batch}": lambda side, batch=batch: side.decode_tokens_per_s(batch, options.new_tokens)  # type: ignore[misc]
+        for batch in options.batch
+    }
+    cases["prefill"] = lambda side: side.prefill_tokens_per_s()
+    out: dict[str, Any] = {"ratio": {}, "ours": {}, "transformers": {}}
+    for name, case in cases.items():
+        rounds = [(case(ours), case(theirs)) for _ in range(options.rounds)]
+        out["ratio"][name] = statistics.median(a / b for a, b in rounds)
+        out["ours"][name] = statistics.median(a for a, _ in rounds)
+        out["transformers"][name] = statistics.median(b for _, b in rounds)
+    return out
+
+
+# -- the scheduler alone -------------------------------------------------------------------------------------------
+
+
+class _NullRunner:
+    """Computes nothing: every sequence gets token 0."""
+
+    info = ModelInfo(
+        architecture="none",
+        quantization=None,
+        dtype="none",
+        device="none",
+        vocab_size=1000,
+        num_layers=0,
+        max_model_len=8192,
+        context_length=8192,
+        eos_token_ids=(),
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
+    )
+    memory = MemoryReport(
+        total_bytes=0,
+        free_bytes_at_start=0,
+        weights_bytes=0,
+        workspace_bytes=0,
+        kv_bytes=0,
+        reserve_bytes=0,
+        num_blocks=20_000,
+        block_size=16,
+    )
+
+    def run(self, plan: BatchPlan) -> list[int]:
+        return [0] * plan.num_sampled
+
+
+def _host_times() -> dict[str, Any]:
+    """Median microseconds that plan and settle take a step, by the number of sequences that decode."""
+    return {"host_us": {str(count): statistics.median(_host_us(count)) for count in _HOST_COUNTS}}
+
+
+def _host_us(count: int) -> Iterator[float]:
+    engine = Engine(_NullRunner(), EngineConfig(model="none", max_num_seqs=256))
+    _submit(engine, _Requests(1000), count, PROMPT_TOKENS, 1000)
+    while engine.stats().generation_tokens < count * 10:  # all prompts are in
+        engine.step()
+    for _ in range(500):
+        engine.step()
+        yield engine.stats().step_host_us
+
+
+# -- output --------------------------------------------------------------------------------------------------------
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    for name, value in result.items():
+        rows = value.items() if isinstance(value, dict) else [("", value)]
+        for key, number in rows:
+            shown = f"{number:,.2f}" if isinstance(number, float) else str(number)
+            print(f"{name + ' ' + key:<32} {shown:>16}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
