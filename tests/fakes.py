@@ -173,14 +173,17 @@ class FakeModel:
 
 @dataclass
 class FakeSource:
-    """ModelSource with one model; `gate` is waited for, like a load."""
+    """ModelSource with one model; `gate` is waited for, like a load, and `failure` is how that load ended."""
 
     model: FakeModel
     gate: asyncio.Event | None = None
+    failure: AppError | None = None
 
     async def acquire(self, model: str) -> FakeModel:
         if self.gate is not None:
             await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
         if model not in ("", self.model.id):
             raise AppError(404, "model_not_found", f"There is no model {model!r}.", param="model")
         return self.model

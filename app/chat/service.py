@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
 from app.chat.channels import Channels, prompt_opens_thinking, text_is_thinking
 from app.chat.detokenizer import Detokenizer
@@ -130,9 +130,9 @@ class ChatService:
         """Tokens to text. Ends with exactly one delta that has a finish_reason, or raises."""
         written = Detokenizer(text.tokenizer, options.stop)
         events = model.engine.submit(turn.request_id, prompt_ids, text.sampling(options))
-        async with aclosing(cast(AsyncGenerator[TokenEvent, None], events)) as closable:
+        async with aclosing(events):
             last = ""
-            async for event in closable:
+            async for event in events:
                 self._count(turn, event)
                 last = _text_of(event, written)
                 if event.finish_reason is not None or written.stopped_by is not None:

@@ -1,6 +1,6 @@
 """One turn of talk: what the API and the page both ask, and what both get back. Knows no HTTP and no widget."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -99,7 +99,7 @@ class EngineLike(Protocol):
 
     def submit(
         self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams
-    ) -> AsyncIterator[TokenEvent]:
+    ) -> AsyncGenerator[TokenEvent, None]:
         """Events of one request. Closing the iterator aborts it. Raises EngineError."""
         ...
 

@@ -15,6 +15,7 @@ import openai
 import pytest
 import uvicorn
 
+from app.errors import AppError
 from engine.errors import EngineDied, TooManyRequests
 from tests.app.api.house import USER, House
 from tests.fakes import Script, byte_model_folder, ids
@@ -239,6 +240,24 @@ async def test_the_opening_chunk_comes_before_the_first_token(folder: Path) -> N
         gate.set()
         rest = [line async for line in lines if line]
     assert rest[-1] == "data: [DONE]"
+
+
+async def test_a_request_that_waits_long_for_its_model_is_kept_alive_and_a_failed_load_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.stream._ACCEPT_S", 0.05)
+    monkeypatch.setattr("app.api.stream.KEEP_ALIVE_S", 0.05)
+    house = House(folder)
+    house.source.gate = asyncio.Event()
+    seen: list[str] = []
+    async with raw_stream(house) as lines:
+        async for line in lines:
+            seen.append(line)
+            if seen.count(": keep-alive") == 2:
+                house.source.failure = AppError(503, "out_of_memory", "It does not fit.")
+                house.source.gate.set()
+    *_, last = [line for line in seen if line]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "out_of_memory"
 
 
 async def test_silence_is_filled_with_comments_and_now_and_then_an_empty_chunk(
