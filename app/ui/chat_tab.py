@@ -83,7 +83,15 @@ class ChatTab:
     def _wire(self) -> None:
         asked = [self.box, self.transcript, self.ticket, self.system, *self.sampling]
         drawn = [self.box, self.history, self.live, self.stats, self.transcript]
-        self.box.submit(self._answer, asked, [self.live, self.ticket], trigger_mode="once", **_EVENT)
+        streamed = [self.live, self.ticket]
+        self.box.submit(
+            self._answer,
+            asked,
+            streamed,
+            trigger_mode="once",
+            js="(...inputs) => window.firesideTakeMessage(...inputs)",
+            **_EVENT,
+        )
         self.ticket.change(self._follow, [self.ticket, self.transcript], drawn, **_EVENT)
         self.box.stop(self._stop, [self.ticket], [self.box], queue=False, **_EVENT)
         self.new_chat.click(self._start_anew, [self.ticket], [*drawn, self.ticket], **_EVENT)
@@ -99,7 +107,7 @@ class ChatTab:
         try:
             options = read_sampling(sampling)
         except ValueError as error:
-            yield gr.skip(), dump_ticket(Ticket(figures=str(error)))
+            yield gr.skip(), dump_ticket(Ticket(refused=text, refusal=str(error)))
             return
         turns = conversation(transcript, load_ticket(ticket))
         request = ChatRequest(
@@ -135,10 +143,12 @@ class ChatTab:
     async def _follow(self, ticket_text: str, transcript: str) -> Updates:
         """Bring the rest of the page to what the ticket says."""
         ticket = load_ticket(ticket_text)
+        if ticket.refusal:
+            return {self.box: ticket.refused, self.stats: _alert(ticket.refusal)}
         if not ticket.turn_id:
-            return {self.stats: _refusal(ticket.figures)}
+            return {self.box: gr.skip()}
         if ticket.turn is None:
-            return {self.box: gr.Textbox(value="", submit_btn=False, stop_btn="Stop"), self.stats: ""}
+            return {self.box: gr.Textbox(submit_btn=False, stop_btn="Stop"), self.stats: ""}
         turns = conversation(transcript, ticket)
         return {
             self.box: _ready_box(),
@@ -216,8 +226,8 @@ def figures(answer: Answer, status: ModelStatus) -> str:
     return " · ".join(known)
 
 
-def _refusal(words: str) -> str:
-    return f'<span class="fs-error" role="alert">{html.escape(words)}</span>' if words else ""
+def _alert(words: str) -> str:
+    return f'<span class="fs-error" role="alert">{html.escape(words)}</span>'
 
 
 _STATUS_HTML = """

@@ -56,6 +56,15 @@
     }, true);
   }
 
+  // Called with the inputs of a message that is about to be sent: empties the box at once, so that what is typed from
+  // now on belongs to the next message.
+  window.firesideTakeMessage = (text, ...others) => {
+    const box = document.querySelector("#fs-box textarea");
+    box.value = "";
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+    return [text, ...others];
+  };
+
   function stopOnEscape() {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape") document.querySelector("#fs-box .stop-button")?.click();

@@ -55,11 +55,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """What a tab holds of its latest turn: the id from its beginning on, the turn and its figures once it has ended."""
+    """What a tab holds of its latest message.
+
+    turn_id  set from the beginning of its turn on
+    turn     set once it has ended, together with the line of its `figures`
+    refusal  why it was not sent at all; `refused` is its text, which goes back into the message box
+    """
 
     turn_id: str = ""
     turn: Turn | None = None
     figures: str = ""
+    refusal: str = ""
+    refused: str = ""
 
 
 def dump(turns: Iterable[Turn]) -> str:

@@ -200,6 +200,22 @@ def test_shift_enter_starts_a_new_line_and_sends_nothing(open_tab: Callable[...,
     assert house.service.requests[0].messages[-1].content == "one\ntwo"
 
 
+def test_what_is_typed_while_an_answer_comes_waits_for_its_end(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    tab.box.fill("count: 60 every 0.05 as n")
+    tab.box.press("Enter")
+    tab.box.press_sequentially("say: next")
+    expect(tab.answers.last).to_contain_text("n3 ")
+    tab.box.press("Enter")
+    expect(tab.finished.last).to_contain_text("n59")
+    expect(tab.box).to_have_value("say: next")
+    assert len(house.service.requests) == 1
+    expect(tab.page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    tab.box.press("Enter")
+    expect(tab.finished.last).to_contain_text("next")
+    assert [message.role for message in house.service.requests[1].messages] == ["user", "assistant", "user"]
+
+
 @pytest.mark.parametrize("by_key", [False, True], ids=["button", "escape"])
 def test_stop_ends_the_work_and_keeps_what_was_shown(open_tab: Callable[..., Tab], house: House, by_key: bool) -> None:
     tab = open_tab()
