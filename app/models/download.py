@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from app.errors import AppError
 from app.models.making import Progress, require_space, sole_maker
-from app.models.store import is_whole
+from app.models.store import is_whole, problems
 
-_WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "LICENSE*")
+_WANTED = ("*.safetensors", "*.json", "*.jinja", "LICENSE*")
 _UNWANTED = ("consolidated*",)  # Mistral's own copy of weights that model*.safetensors holds too
 _CHUNK_BYTES = 1 << 18
 _TRIES_WITHOUT_A_BYTE = 5
@@ -83,9 +83,18 @@ def _download(repo: str, revision: str | None, folder: Path, on_progress: Progre
 
         _fetch_file(origin, file, growing, on_bytes)
         finished_bytes += file.num_bytes
+    _require_whole(repo, growing)
     if folder.exists():  # damaged, or of another revision
         shutil.rmtree(folder)
     os.replace(growing, folder)
+
+
+def _require_whole(repo: str, growing: Path) -> None:
+    """Every file came as the hub has it; if a load still lacks something, the repository itself is broken."""
+    faults = problems(growing)
+    if faults:
+        hint = "Tell its owner, or choose another repository."
+        raise AppError(400, "bad_checkpoint", f"{repo} is no whole model: {'; '.join(faults)}.", hint=hint)
 
 
 def _begin(repo: str, revision: str | None, growing: Path) -> tuple[Origin, list[RemoteFile]]:
@@ -131,14 +140,17 @@ def _is_wanted(name: str) -> bool:
 
 
 def _require_loadable(repo: str, names: list[str], wanted: list[str]) -> None:
-    if any(name.endswith(".safetensors") for name in wanted) and "config.json" in wanted:
+    missing = [name for name in ("config.json", "tokenizer.json") if name not in wanted]
+    if not any(name.endswith(".safetensors") for name in wanted):
+        missing.append(".safetensors weights")
+    if not missing:
         return
     kinds = {"*.gguf": "GGUF files", "*.bin": "PyTorch .bin files", "*.pt*": "PyTorch .pt files"}
     there = [words for pattern, words in kinds.items() if any(fnmatch(name, pattern) for name in names)]
     raise AppError(
         400,
         "unsupported_model",
-        f"{repo} has no config.json with .safetensors weights; it holds {' and '.join(there) or 'no weights'}.",
+        f"{repo} has no {', no '.join(missing)}" + (f"; it holds {' and '.join(there)}." if there else "."),
         hint="Choose a repository in GPTQ, AWQ, compressed-tensors or dense safetensors form; most of their names end "
         "in -GPTQ-Int4, -AWQ or -w4a16.",
     )
@@ -159,8 +171,9 @@ def _fetch_file(origin: Origin, file: RemoteFile, folder: Path, on_bytes: OnByte
 
 
 def _fill(partial: Path, origin: Origin, file: RemoteFile, on_bytes: OnBytes) -> None:
-    """Append to `partial` until it has the file's length. A line that breaks is taken up again at the last byte."""
+    """Append to `partial` until it has the file's length. A line or server that breaks is asked again, from there."""
     import httpx2
+    from huggingface_hub.errors import HfHubHTTPError
 
     tries = 0
     while (before := _size(partial)) != file.num_bytes:
@@ -170,6 +183,10 @@ def _fill(partial: Path, origin: Origin, file: RemoteFile, on_bytes: OnBytes) ->
         try:
             _append(partial, origin, file, on_bytes)
         except httpx2.TransportError as error:
+            failure = error
+        except HfHubHTTPError as error:
+            if error.response.status_code < 500:
+                raise
             failure = error
         tries = 0 if _size(partial) > before else tries + 1
         if tries == _TRIES_WITHOUT_A_BYTE:

@@ -277,7 +277,9 @@ def _write_tensors(
         else:
             arrays[name] = tensor
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "model.safetensors"
+    save_file(contiguous, path, metadata={"format": "pt"})
+    path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody but the owner read
 
 
 def _with_progress(

@@ -11,7 +11,6 @@ from typing import Any
 
 _INDEX = "model.safetensors.index.json"
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)  # what JSON of another shape leads to
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
 def is_whole(folder: Path) -> bool:
@@ -23,12 +22,9 @@ def problems(folder: Path) -> list[str]:
     """What keeps this folder from being a model, in words; empty for a whole one."""
     if not folder.is_dir():
         return [f"{folder} is not a folder"]
-    found = []
-    if not (folder / "config.json").is_file():
-        found.append("config.json is missing")
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        found.append("tokenizer.json is missing")
-    return found + _weight_problems(folder)
+    needed = ("config.json", "tokenizer.json")
+    missing = [f"{name} is missing" for name in needed if not (folder / name).is_file()]
+    return missing + _weight_problems(folder)
 
 
 def bytes_on_disk(folder: Path) -> int:

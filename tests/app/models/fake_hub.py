@@ -19,6 +19,7 @@ class FakeHub:
     commits    repo -> the commit that main means; a listing is of the files as they are now
     gated      repos whose files are refused with 401
     cut_after  bytes after which the connection is dropped, once for each entry, for large files
+    failures   requests for files that are answered with 503 before one is served
     corrupt    names that are served with one byte changed
     served     (name, first byte asked for) of every file request that was answered
     """
@@ -27,6 +28,7 @@ class FakeHub:
     commits: dict[str, str] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     cut_after: list[int] = field(default_factory=list)
+    failures: int = 0
     corrupt: set[str] = field(default_factory=set)
     served: list[tuple[str, int]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
@@ -84,7 +86,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, repo: str, name: str, is_redirected: bool) -> None:
         content = self.hub.files[repo][name]
-        if repo in self.hub.gated:
+        if self.hub.failures:
+            self.hub.failures -= 1
+            self._refuse(503, "")
+        elif repo in self.hub.gated:
             self._refuse(401, "GatedRepo")
         elif len(content) > LARGE_BYTES and not is_redirected:
             self._answer(302, b"", {"Location": f"{self.hub.url}/cdn{self.path}"})

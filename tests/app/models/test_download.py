@@ -91,6 +91,11 @@ def test_a_line_that_breaks_is_taken_up_at_the_last_byte(hub: FakeHub, tmp_path:
     assert 0 == first < second < third
 
 
+def test_a_server_that_stumbles_is_asked_again(hub: FakeHub, tmp_path: Path) -> None:
+    hub.failures = 1
+    assert problems(fetch(REPO, None, tmp_path / "tiny", silent)) == []
+
+
 class _Cancelled(Exception):
     pass
 
@@ -183,11 +188,15 @@ def test_a_gated_repository_says_where_to_accept_and_how_to_give_the_token(hub: 
     ("names", "words"),
     [
         (["model-Q4_K_M.gguf"], "GGUF files"),
-        (["config.json", "pytorch_model.bin"], "PyTorch .bin files"),
-        (["README.md"], "no weights"),
+        (
+            ["config.json", "tokenizer.json", "pytorch_model.bin"],
+            "no .safetensors weights; it holds PyTorch .bin files",
+        ),
+        (["config.json", "tokenizer.model", "model.safetensors"], "no tokenizer.json"),
+        (["README.md"], "no config.json, no tokenizer.json, no .safetensors weights"),
     ],
 )
-def test_a_repository_without_safetensors_says_what_to_get_instead(
+def test_a_repository_that_cannot_be_loaded_says_what_to_get_instead(
     hub: FakeHub, tmp_path: Path, names: list[str], words: str
 ) -> None:
     hub.files[REPO] = {name: b"x" for name in names}
@@ -196,6 +205,16 @@ def test_a_repository_without_safetensors_says_what_to_get_instead(
     assert refused.value.code == "unsupported_model"
     assert "-AWQ" in refused.value.hint
     assert hub.served == []
+
+
+def test_a_repository_that_lacks_a_shard_of_its_own_index_is_named_and_shows_no_model(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.files[REPO]["model.safetensors.index.json"] = b'{"weight_map": {"w": "other.safetensors"}}'
+    with pytest.raises(AppError, match=r"other\.safetensors is missing") as refused:
+        fetch(REPO, None, tmp_path / "tiny", silent)
+    assert refused.value.code == "bad_checkpoint"
+    assert visible(tmp_path) == set()
 
 
 def test_a_full_disk_is_told_before_anything_is_fetched(
@@ -217,6 +236,15 @@ def test_no_network_is_told_with_the_next_step(tmp_path: Path, monkeypatch: pyte
         fetch(REPO, None, tmp_path / "tiny", silent)
     assert (refused.value.status, refused.value.code) == (503, "download_failed")
     assert "HF_ENDPOINT" in refused.value.hint
+
+
+def test_offline_mode_is_told_as_what_it_is(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(AppError, match="HF_HUB_OFFLINE is set"):
+        fetch(REPO, None, tmp_path / "tiny", silent)
+    assert hub.requests == []
 
 
 def test_the_users_endpoint_is_honoured(hub: FakeHub, tmp_path: Path) -> None:
