@@ -87,30 +87,32 @@ def _one_row(x, packed, scales, offsets, out):
         _one_row_tile(x, packed, scales, offsets, out, tile)
 
 
-@kernel(F32_2D, U8_3D, F32_2D, F32_2D, uint64, uint64)
-def _expand(dense, packed, scales, offsets, tile, first_k):
-    """dense [rows, 64] = weights of inputs first_k .. first_k + rows - 1, all inside one group."""
-    group = packed.shape[1] * 2 // scales.shape[0]
-    g = first_k // uint64(group)
+@kernel(F32_2D, U8_3D, F32_2D, F32_2D, uint64, uint64, uint64)
+def _expand(dense, packed, scales, offsets, tile, first_k, g):
+    """dense [rows, 64] = weights of inputs first_k .. first_k + rows - 1, all in group g."""
     first = tile * uint64(TILE_N)
     scale = scales[g, first : first + uint64(TILE_N)]
     offset = offsets[g, first : first + uint64(TILE_N)]
     for i in range(dense.shape[0] // 2):
         q = packed[tile, first_k // uint64(2) + uint64(i)]
-        low, high = dense[2 * i], dense[2 * i + 1]
+        # Two loops with one output each: with both in one loop the compiler gives up on vectors (six times slower).
+        low = dense[2 * i]
         for n in range(TILE_N):
             low[n] = float32(int32(q[n] & 15)) * scale[n] + offset[n]
+        high = dense[2 * i + 1]
+        for n in range(TILE_N):
             high[n] = float32(int32(q[n] >> 4)) * scale[n] + offset[n]
 
 
 @kernel(*_W4, uint64)
 def _rows_tile(x, packed, scales, offsets, out, tile):
     num_rows, num_inputs = x.shape
+    steps_a_group = num_inputs // scales.shape[0] // _STEP
     total = np.zeros((num_rows, TILE_N), np.float32)
     w = np.empty((_STEP, TILE_N), np.float32)
     for step in range(num_inputs // _STEP):
         k = uint64(step * _STEP)
-        _expand(w, packed, scales, offsets, tile, k)
+        _expand(w, packed, scales, offsets, tile, k, uint64(step // steps_a_group))
         for m in range(num_rows):
             a = x[m, k : k + uint64(16)]
             y = total[m]
@@ -148,10 +150,11 @@ def _rows(x, packed, scales, offsets, out):
 @kernel(F32_2D, U8_3D, F32_2D, F32_2D, uint64)
 def _dequantize_tile(out, packed, scales, offsets, tile):
     first = tile * uint64(TILE_N)
+    steps_a_group = out.shape[0] // scales.shape[0] // _STEP
     w = np.empty((_STEP, TILE_N), np.float32)
     for step in range(out.shape[0] // _STEP):
         k = uint64(step * _STEP)
-        _expand(w, packed, scales, offsets, tile, k)
+        _expand(w, packed, scales, offsets, tile, k, uint64(step // steps_a_group))
         out[k : k + uint64(_STEP), first : first + uint64(TILE_N)] = w
 
 
