@@ -68,18 +68,17 @@ def _is_there(folder: Path, repo: str, revision: str | None) -> bool:
 
 
 def _download(repo: str, revision: str | None, folder: Path, on_progress: Progress) -> None:
-    stage = f"Downloading {repo}"
-    on_progress(stage, None)
+    on_progress(f"Asking for {repo}", None)
     growing = folder.with_name(f".{folder.name}.download")
     origin, files = _begin(repo, revision, growing)
     total = sum(file.num_bytes for file in files)
+    stage = f"Downloading {repo} ({total / 1e9:.2f} GB)"
     require_space(folder.parent, total - _bytes_there(growing, files), repo)
     finished_bytes = 0
     for file in files:
 
         def on_bytes(num_bytes: int, before: int = finished_bytes) -> None:
-            done = before + num_bytes
-            on_progress(f"{stage}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", done / total)
+            on_progress(stage, (before + num_bytes) / total)
 
         _fetch_file(origin, file, growing, on_bytes)
         finished_bytes += file.num_bytes

