@@ -51,7 +51,7 @@ class ChatTab:
         self._running: dict[str, RunningTurn] = {}
         self._build_header()
         with gr.Column(elem_id="fs-pane"):
-            self.history = _chatbot("Conversation", "fs-history", placeholder=_WELCOME)
+            self.history = _chatbot("Conversation", "fs-history", placeholder=_WELCOME, can_copy=True)
             self.live = _chatbot("Answer in progress", "fs-live")
         with gr.Column(elem_id="fs-composer"):
             self.stats = gr.HTML(elem_id="fs-stats")
@@ -240,7 +240,7 @@ _STATUS_HTML = """
 """
 
 
-def _chatbot(label: str, elem_id: str, placeholder: str | None = None) -> gr.Chatbot:
+def _chatbot(label: str, elem_id: str, placeholder: str | None = None, can_copy: bool = False) -> gr.Chatbot:
     return gr.Chatbot(
         label=label,
         elem_id=elem_id,
@@ -248,7 +248,7 @@ def _chatbot(label: str, elem_id: str, placeholder: str | None = None) -> gr.Cha
         container=False,
         height=None,
         autoscroll=False,
-        buttons=[],
+        buttons=["copy"] if can_copy else [],
         feedback_options=None,
         latex_delimiters=LATEX_DELIMITERS,
         layout="bubble",

@@ -71,7 +71,19 @@
     });
   }
 
+  // The chat's own copy button gives the text as prepared for drawing. Put the answer's exact words in its place.
+  function copyExactly() {
+    document.addEventListener("click", (event) => {
+      const bar = event.target.closest?.("#fs-history .message-buttons-left");
+      if (!bar || !navigator.clipboard) return;
+      const index = [...document.querySelectorAll("#fs-history .message-buttons-left")].indexOf(bar);
+      const turns = JSON.parse(document.querySelector("#fs-transcript textarea").value);
+      setTimeout(() => navigator.clipboard.writeText(turns[index].answer));
+    }, true);
+  }
+
   pollStatus();
+  copyExactly();
   stopOnEscape();
   followAnswer();
 }

@@ -216,19 +216,19 @@ def test_what_is_typed_while_an_answer_comes_waits_for_its_end(open_tab: Callabl
     assert [message.role for message in house.service.requests[1].messages] == ["user", "assistant", "user"]
 
 
-@pytest.mark.parametrize("by_key", [False, True], ids=["button", "escape"])
-def test_stop_ends_the_work_and_keeps_what_was_shown(open_tab: Callable[..., Tab], house: House, by_key: bool) -> None:
+def test_stop_ends_the_work_and_keeps_what_was_shown(open_tab: Callable[..., Tab], house: House) -> None:
     tab = open_tab()
-    tab.send("count: 5000 every 0.05 as n")
-    expect(tab.answers.last).to_contain_text("n3 ")
-    expect(tab.stop).to_be_visible()
-    tab.page.keyboard.press("Escape") if by_key else tab.stop.click()
-    wait_until(lambda: len(house.service.closed) == 1)
-    expect(tab.finished.last).to_contain_text("Stopped.")
-    assert "n0 n1 n2 n3" in tab.shown()
+    ways = (tab.stop.click, lambda: tab.page.keyboard.press("Escape"))
+    for times, stop in enumerate(ways, start=1):
+        tab.send("count: 5000 every 0.05 as n")
+        expect(tab.page.locator("#fs-live").get_by_test_id("bot")).to_contain_text("n3 ")
+        expect(tab.stop).to_be_visible()
+        stop()
+        wait_until(lambda times=times: len(house.service.closed) == times)
+        expect(tab.finished.get_by_text("Stopped.")).to_have_count(times)
     tab.send("say: And on it goes")
     expect(tab.finished.last).to_contain_text("And on it goes")
-    assert house.service.requests[1].messages[1].content.startswith("n0 n1 n2 n3 ")
+    assert house.service.requests[2].messages[3].content.startswith("n0 n1 n2 n3 ")
     assert tab.complaints == []
 
 
@@ -322,14 +322,13 @@ _ATTACKS = (
 )
 
 
-@pytest.mark.parametrize("script", ["say", "fail", "refuse"])
-def test_no_text_becomes_markup_or_reaches_another_host(
-    open_tab: Callable[..., Tab], house: House, script: str
-) -> None:
+def test_no_text_becomes_markup_or_reaches_another_host(open_tab: Callable[..., Tab], house: House) -> None:
     tab = open_tab()
-    tab.send(f"{script}: " + "\n\n".join(_ATTACKS))
-    expect(tab.finished.last).to_contain_text("<style>")
-    expect(tab.finished.last).to_contain_text("<script>")
+    for script in ("say", "fail", "refuse"):
+        tab.send(f"{script}: " + "\n\n".join(_ATTACKS))
+        expect(tab.page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+        expect(tab.finished.last).to_contain_text("<style>")
+        expect(tab.finished.last).to_contain_text("<script>")
     for link in tab.page.locator("#fs-pane a").all():
         assert not (link.get_attribute("href") or "").startswith("javascript:")
     assert tab.page.evaluate("window.owned") is None
@@ -339,7 +338,7 @@ def test_no_text_becomes_markup_or_reaches_another_host(
         tab.page.evaluate("fetch('http://192.0.2.1/')")
 
 
-def test_markdown_code_formulas_tables_and_thinking_are_drawn(open_tab: Callable[..., Tab]) -> None:
+def test_markdown_is_drawn_with_nothing_from_another_host(open_tab: Callable[..., Tab], house: House) -> None:
     tab = open_tab()
     tab.send(f"think: I look at both and decide. | {_SHOWCASE}")
     expect(tab.finished).to_have_count(2)
@@ -348,20 +347,23 @@ def test_markdown_code_formulas_tables_and_thinking_are_drawn(open_tab: Callable
     expect(answer.get_by_role("button", name="copy")).to_be_attached()
     expect(answer.locator(".katex").first).to_be_visible()
     expect(answer.get_by_role("table")).to_be_visible()
-    fold = tab.finished.first.get_by_text("Thinking")
-    expect(tab.page.get_by_text("I look at both and decide.", exact=True)).to_be_hidden()
-    fold.click()
-    expect(tab.page.get_by_text("I look at both and decide.", exact=True)).to_be_visible()
-    assert tab.complaints == []
-
-
-def test_the_page_asks_nothing_of_any_other_host(open_tab: Callable[..., Tab], house: House) -> None:
-    tab = open_tab()
-    tab.send(f"say: {_SHOWCASE}")
-    expect(tab.finished.locator(".katex").first).to_be_visible()
+    thought = tab.page.get_by_text("I look at both and decide.", exact=True)
+    expect(thought).to_be_hidden()
+    tab.finished.first.get_by_text("Thinking").click()
+    expect(thought).to_be_visible()
     elsewhere = [url for url in tab.requests if not url.startswith((house.url, "data:", "blob:"))]
     assert len(tab.requests) > 10 and elsewhere == []
     assert tab.complaints == []
+
+
+def test_copy_gives_the_exact_words_of_the_answer(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    for times, words in enumerate(("<b>one</b> for $n$", "two"), start=1):
+        tab.send(f"think: hm | {words}")
+        expect(tab.page.locator("#fs-history .message-buttons-left")).to_have_count(times)
+        tab.page.locator("#fs-history .message-buttons-left button").last.click()
+        wait_until(lambda words=words: tab.page.evaluate("navigator.clipboard.readText()") == words)
 
 
 def test_advanced_settings_reach_the_model(open_tab: Callable[..., Tab], house: House) -> None:
@@ -403,7 +405,6 @@ def test_the_view_follows_the_answer_until_the_reader_scrolls_up(open_tab: Calla
         ("desktop", {}),
         ("dark", {"colors": "dark"}),
         ("narrow", {"width": 360, "height": 720}),
-        ("narrow_dark", {"width": 360, "height": 720, "colors": "dark"}),
     ],
 )
 def test_the_page_fits_its_window(open_tab: Callable[..., Tab], name: str, look: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class ScriptedService:
         elif word == "fail":
             yield ChatDelta(text="It began well ")
             await asyncio.sleep(0.2)
-            raise AppError(500, "engine_died", rest)
+            raise AppError(500, "broke", rest)
         elif word == "think":
             thought, _, answer = rest.partition(" | ")
             for piece in _pieces(thought):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 from app.chat.types import ChatDelta, ChatRequest, Message
 from app.ui.turn import Answer, RunningTurn
+from engine.errors import EngineDied
 from tests.app.ui.scripted import ScriptedService
 
 
@@ -101,6 +102,17 @@ async def test_an_error_is_told_in_its_own_words_after_what_had_come() -> None:
     async with RunningTurn(ScriptedService(), _request("fail: The engine ended.")) as running:
         answer = await _drain(running)
     assert answer.text == "It began well " and answer.error == "The engine ended."
+
+
+async def test_the_death_of_the_engine_tells_the_next_step() -> None:
+    class Dying:
+        async def stream(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+            raise EngineDied("The engine process ended unexpectedly (killed by SIGKILL).")
+            yield ChatDelta()
+
+    async with RunningTurn(Dying(), _request("a")) as running:
+        answer = await _drain(running)
+    assert answer.error.endswith("(killed by SIGKILL). Your next message starts a fresh one.")
 
 
 async def test_an_unforeseen_error_is_named() -> None:
