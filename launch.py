@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -301,10 +302,16 @@ def pip_install(packages: list[str], *options: str, show_errors: bool = True) ->
         command, env=_pip_environment(), stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            tail = [*tail[-11:], line.rstrip()]
-            if show_errors:
-                sys.stderr.write(line)
+        try:
+            for line in process.stderr:
+                tail = [*tail[-11:], line.rstrip()]
+                if show_errors:
+                    sys.stderr.write(line)
+            process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
     if process.returncode:
         raise PipError("\n".join(tail))
 
@@ -402,4 +409,5 @@ def _say(step: int, text: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # set-up ends pip before it ends itself
     sys.exit(main(sys.argv[1:]))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from app import settings as settings_module
 from app.background import in_daemon_thread
+from app.errors import AppError
 from app.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from app.chat.service import ChatService
-    from app.models.manager import ModelManager
+    from app.models.manager import ModelManager, ModelStatus
     from app.page_slot import PageSlot
 
 _log = logging.getLogger("fireside")
@@ -56,7 +57,11 @@ def serve(settings: Settings) -> int:
     except OSError as error:
         print(explain_bind_error(settings, error), file=sys.stderr)
         return 1
-    asyncio.run(_Run(settings, listener).until_ended())
+    try:
+        asyncio.run(_Run(settings, listener).until_ended())
+    except AppError as error:  # a models.yaml that cannot be read, say
+        print(error.text, file=sys.stderr)
+        _exit(1)
     _exit(0)
 
 
@@ -224,13 +229,16 @@ class _Run:
     async def _tell(self, manager: "ModelManager") -> None:
         """The start in the terminal: each stage (with its share where a line can be rewritten), then the address."""
         shown = ""
-        while (now := manager.status()).state != "ready":
-            line = now.detail if sys.stdout.isatty() else now.error or now.stage.split(",")[0]
+        while not self._is_answering(now := manager.status()):
+            line = _progress_line(now) if sys.stdout.isatty() else now.error or now.stage.split(",")[0]
             if line and line != shown:
                 _show(line, passing=now.state == "loading")
                 shown = line
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
         _show(f"Fireside is ready: {self._url}  ({now.model}, {now.max_model_len:,} tokens of context)", passing=False)
+
+    def _is_answering(self, now: "ModelStatus") -> bool:
+        return now.state == "ready" and self._server is not None and self._server.started
 
 
 def _make_server(app: "FastAPI") -> "uvicorn.Server":
@@ -244,6 +252,13 @@ def _make_server(app: "FastAPI") -> "uvicorn.Server":
         app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, timeout_keep_alive=65
     )
     return Server(config)
+
+
+def _progress_line(now: "ModelStatus") -> str:
+    if now.error or now.fraction is None:
+        return now.detail
+    done = round(now.fraction * 24)
+    return f"[{'#' * done}{'.' * (24 - done)}] {now.detail}"
 
 
 def _show(line: str, *, passing: bool) -> None:

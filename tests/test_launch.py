@@ -6,9 +6,11 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -343,3 +345,28 @@ def test_a_missing_compiler_is_a_note_and_only_beside_a_card(
         monkeypatch.setattr(door, "has_nvidia_driver", lambda has_card=has_card: has_card)
         door.note_missing_compiler()
         assert ("no C compiler" in capsys.readouterr().out) is has_card
+
+
+@linux_only
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ending_in_the_middle_of_pip_ends_pip_too(
+    door: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    pip = tmp_path / "pip"
+    pip.write_text(f"#!/bin/sh\necho $$ > '{tmp_path}/pid'\nexec sleep 60 2>&1\n")
+    pip.chmod(0o755)
+    code = (
+        f"import runpy, signal; signal.signal({int(number)}, signal.default_int_handler)\n"
+        f"door = runpy.run_path({str(door.ROOT / 'launch.py')!r})\n"
+        f"door['VENV'].mkdir(); door['pip_install'].__globals__['PYTHON'] = {str(pip)!r}\n"
+        "door['pip_install'](['torch'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        for _ in range(600):
+            if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip():
+                break
+            time.sleep(0.05)
+        process.send_signal(number)
+    assert process.returncode != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

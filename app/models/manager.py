@@ -135,7 +135,7 @@ class _Load:
     def __init__(self, name: str) -> None:
         self.name = name
         self.model_id = name
-        self.stage = "Starting"
+        self.stage = "Looking for the model"
         self.fraction: float | None = None
         self.is_fetching = False
         self.is_stopped = False
