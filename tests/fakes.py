@@ -106,11 +106,14 @@ class FakeEngine:
         assert request_id not in self.running, "a request id was used twice at once"
         self.submitted.append((request_id, prompt_token_ids, params))
         self.running.add(request_id)
+        has_ended = False
         try:
             async for event in _events(script, request_id, prompt_token_ids, params):
+                has_ended = event.finish_reason is not None
                 yield event
         except (GeneratorExit, asyncio.CancelledError):
-            self.aborted.append(request_id)
+            if not has_ended:
+                self.aborted.append(request_id)
             raise
         finally:
             self.running.discard(request_id)

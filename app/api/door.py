@@ -54,6 +54,7 @@ class Door:
             await error_response(_wrong_host(headers))(scope, receive, reply.send)
         else:
             await self._inside(scope, receive, reply)
+        _log.debug("request %s: %s %s, status %s", reply.request_id, scope["method"], scope["path"], reply.status)
 
     async def _inside(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         try:
@@ -62,7 +63,7 @@ class Door:
             _log.info("request %s: the client left while sending", reply.request_id)
         except Exception:
             _log.exception("request %s: %s %s failed", reply.request_id, scope["method"], scope["path"])
-            if not reply.started:
+            if reply.status is None:
                 await error_response(internal_error())(scope, receive, reply.send)
 
     def _host_is_allowed(self, headers: Headers) -> bool:
@@ -76,11 +77,11 @@ class _Reply:
         self._send = send
         self.request_id = request_id
         self.origin = origin
-        self.started = False
+        self.status: int | None = None  # once the reply has begun
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
+            self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-Id"] = self.request_id
             if self.origin is not None:

@@ -5,6 +5,7 @@ Exact cases that a real model would not give on demand: cut characters, stop str
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -276,6 +277,23 @@ async def test_silence_is_filled_with_comments_and_now_and_then_an_empty_chunk(
     assert len(comments) >= 2 and set(comments) == {": keep-alive"}
     assert seen.index(": keep-alive") < next(n for n, line in enumerate(seen) if '"delta":{}' in line)
     assert [line for line in seen if line][-1] == "data: [DONE]"
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    house = House(folder, Script(token_ids=ids("ok")))
+    async with openai_client(house) as client:
+        host, port = client.base_url.host, client.base_url.port
+        _, writer = await asyncio.open_connection(host, port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n{")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+        await until(lambda: "the client left while sending" in caplog.text)
+        assert (await client.chat.completions.create(model="", messages=[USER])).choices[0].message.content == "ok"
+    assert "Traceback" not in caplog.text
 
 
 async def test_many_answers_at_once_do_not_mix(folder: Path) -> None:

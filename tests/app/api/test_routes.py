@@ -1,5 +1,6 @@
 """The routes: shapes of answers, errors and headers, as api-contract says them."""
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -107,6 +108,18 @@ async def test_n_answers_share_the_prompt_and_keep_their_index(house: House) -> 
     for chunk in chunks:
         by_index[chunk["choices"][0]["index"]].append(chunk["choices"][0]["finish_reason"])
     assert all(reasons.count("stop") == 1 and reasons[-1] == "stop" for reasons in by_index.values())
+
+
+async def test_the_first_of_n_answers_goes_ahead_so_that_the_others_find_its_prefill(folder: Path) -> None:
+    gate = asyncio.Event()
+    house = House(folder, Script(token_ids=ids("ab"), gate=gate))
+    asked = asyncio.create_task(house.complete(prompt=["x", "y"], n=3))
+    while len(house.engine.running) < 2:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    assert [prompt for _, prompt, _ in house.engine.submitted] == [ids("x"), ids("y")]
+    gate.set()
+    assert [choice["text"] for choice in (await asked).json()["choices"]] == ["ab"] * 6
 
 
 async def test_completions_whole_and_streamed(house: House) -> None:

@@ -72,6 +72,7 @@ async def test_a_turn_streams_text_and_ends_once_with_usage_and_timings(folder: 
     assert text_of(deltas) == "Grüß 😀"
     assert deltas[0] == ChatDelta()
     assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
+    assert house.engine.aborted == []
     usage, timings = deltas[-1].usage, deltas[-1].timings
     prompt = (BOS, *ids("user\nHi"), EOS, *ids("\n"), BOS, *ids("assistant\n"))
     assert house.engine.submitted[0][1] == prompt
@@ -122,6 +123,10 @@ async def test_thinking_goes_to_its_own_channel(folder: Path) -> None:
     deltas = await house.chat()
     assert text_of(deltas) == "yes"
     assert "".join(delta.reasoning for delta in deltas) == "hm"
+
+
+async def test_half_a_tag_at_the_end_is_given_out(folder: Path) -> None:
+    assert text_of(await House(folder, Script(token_ids=ids("<thi"))).chat()) == "<thi"
 
 
 async def test_a_template_that_opens_the_thinking_itself(tmp_path: Path) -> None:
