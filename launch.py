@@ -94,7 +94,9 @@ def prepare(extras: tuple[str, ...]) -> None:
 
 def wanted_stamp(extras: tuple[str, ...]) -> dict:
     """What .venv must be: where it lies, what is pinned, which build of torch, which extras."""
-    pins = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + (ROOT / "constraints.txt").read_bytes())
+    project = _project()
+    named = json.dumps([project["dependencies"], project["optional-dependencies"]])
+    pins = hashlib.sha256(named.encode() + (ROOT / "constraints.txt").read_bytes())
     return {"folder": str(VENV), "pins": pins.hexdigest(), "torch": torch_flavour(), "extras": sorted(extras)}
 
 
