@@ -204,7 +204,7 @@ class ModelManager:
             if load is not self._load:  # replaced meanwhile: look again
                 continue
             if load.error is not None:
-                raise load.error
+                raise load.error.with_traceback(None)  # one object for many callers: their frames must not pile up
             if load.ready is not None and load.ready.engine.is_alive:
                 return load.ready
             if not self._is_closed:
