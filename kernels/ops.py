@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from kernels import reference
 from kernels.cpu import attention as cpu_attention
+from kernels.cpu import dense as cpu_dense
 from kernels.cpu import gemm as cpu_gemm
 from kernels.cpu import norm as cpu_norm
 from kernels.cpu import rope as cpu_rope
@@ -19,7 +20,8 @@ from kernels.w4 import W4Weight
 
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
 
-# Rows from which expanding the whole weight once and one dense product beat the packed kernel (bench: `w4_linear`).
+# Rows from which widening or expanding the whole weight once and one dense product beat the kernels that do it as
+# they go (python -m kernels.bench).
 _DENSE_FROM_ROWS = 48
 
 
@@ -145,5 +147,13 @@ def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [tokens, K], weight [N, K] -> [tokens, N]."""
-    return F.linear(x, weight, bias)
+    """x [tokens, K], weight [N, K], bias [N] -> [tokens, N] in x's dtype.
+
+    A weight in 16 bits under fp32 activations is widened as it is read; it loses nothing by that.
+    """
+    if weight.dtype == x.dtype:
+        return F.linear(x, weight, bias)
+    if _on_cpu(x) and x.shape[0] < _DENSE_FROM_ROWS:
+        y = cpu_dense.linear(x.contiguous(), weight)
+        return y if bias is None else y + bias
+    return reference.linear(x, weight, bias)

@@ -95,6 +95,11 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """See `ops.linear`."""
+    return F.linear(x, weight.to(x.dtype), bias)
+
+
 def dequantize_w4(weight: W4Weight, dtype: torch.dtype) -> torch.Tensor:
     """The dense [N, K] weight: codes * scale + offset in fp32, then rounded to dtype."""
     codes = weight.codes().float()  # [K, N padded]

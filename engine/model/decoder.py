@@ -10,7 +10,7 @@ from engine.model.ffn import GatedFfn
 from engine.model.kv_cache import KVCache, LayerCache
 from engine.model.rope import cos_sin_table
 from engine.model.spec import LayerSpec, ModelSpec
-from engine.quant.base import DenseLinear, Format, Linear, load_linear
+from engine.quant.base import DenseLinear, Format, Linear, load_linear, place
 from engine.weights.reader import CheckpointReader
 from kernels import ops
 
@@ -60,7 +60,7 @@ class Decoder:
 
     def hidden(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """[tokens, hidden] before the last norm."""
-        x = self.embedding[batch.token_ids]
+        x = self.embedding[batch.token_ids].to(self.norm.dtype)
         residual = torch.zeros_like(x)
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             x = layer(x, residual, batch, layer_cache, self.cos_sin)
@@ -83,7 +83,7 @@ class DecoderBuilder:
     def build(self, max_len: int, on_layer: Callable[[int], None]) -> Decoder:
         """`max_len` positions get angles; `on_layer(n)` is called after each of the spec's layers."""
         spec = self._spec
-        embedding = self._tensor("model.embed_tokens.weight")
+        embedding = place(self._reader.get("model.embed_tokens.weight"), self._device, self._dtype)
         layers = []
         for index, layer in enumerate(spec.layers):
             layers.append(self._layer(f"model.layers.{index}", layer))

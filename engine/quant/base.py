@@ -135,11 +135,17 @@ def _agree(a: DenseTensors | QuantizedTensors, b: DenseTensors | QuantizedTensor
     return a.order is None or b.order is None or torch.equal(a.order, b.order)
 
 
+def place(weight: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A dense weight where it will be used. Under fp32 arithmetic 16 bits stay 16 bits: half the memory, nothing lost."""
+    keeps_16_bits = dtype == torch.float32 and weight.dtype in (torch.float16, torch.bfloat16)
+    return weight.to(device, weight.dtype if keeps_16_bits else dtype)
+
+
 def _build(modules: Sequence[DenseTensors | QuantizedTensors], device: torch.device, dtype: torch.dtype) -> Linear:
     bias = _cat_biases(modules, device, dtype)
     first = modules[0]
     if isinstance(first, DenseTensors):
-        weights = [m.weight.to(device, dtype) for m in modules if isinstance(m, DenseTensors)]
+        weights = [place(m.weight, device, dtype) for m in modules if isinstance(m, DenseTensors)]
         return DenseLinear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
     quantized = [m for m in modules if isinstance(m, QuantizedTensors)]
     codes, scales, offsets = (

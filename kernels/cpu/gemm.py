@@ -25,14 +25,14 @@ def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
     """x [rows, K] fp32 contiguous -> [rows, N] fp32. See `ops.w4_linear`."""
     out = torch.empty(x.shape[0], weight.packed.shape[0] * TILE_N)
     run = _one_row if x.shape[0] == 1 else _rows
-    run(*(t.numpy() for t in (x, weight.packed, weight.scales, weight.offsets, out)))
-    return out[:, : weight.num_outputs]
+    run(x.numpy(), *weight.arrays, out.numpy())
+    return out if out.shape[1] == weight.num_outputs else out[:, : weight.num_outputs]
 
 
 def dequantize(weight: W4Weight) -> torch.Tensor:
     """The dense weight, fp32, as [K, N padded to whole tiles]."""
     out = torch.empty(weight.num_inputs, weight.packed.shape[0] * TILE_N)
-    _dequantize(*(t.numpy() for t in (out, weight.packed, weight.scales, weight.offsets)))
+    _dequantize(out.numpy(), *weight.arrays)
     return out
 
 

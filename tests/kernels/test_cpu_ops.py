@@ -59,6 +59,23 @@ def test_one_wrong_nibble_moves_the_product() -> None:
     assert _relative_error(ops.w4_linear(x, weight).double(), x.double() @ dense.T) > 10 * _TOLERANCE
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 31, 63])
+@pytest.mark.parametrize(("k", "n"), [(576, 257), (63, 64), (1, 1)])
+def test_product_with_a_16_bit_weight_loses_nothing(k: int, n: int, rows: int, dtype: torch.dtype) -> None:
+    x, weight, bias = torch.randn(rows, k), torch.randn(n, k).to(dtype), torch.randn(n)
+    weight[0, 0] = torch.finfo(dtype).smallest_normal / 2  # a subnormal number must not become zero
+    x[:, 0] = 2.0**14
+    expected = x.double() @ weight.double().T + bias.double()
+    assert _relative_error(ops.linear(x, weight, bias).double(), expected) < _TOLERANCE
+
+
+def test_a_subnormal_weight_is_read_exactly() -> None:
+    weight = torch.tensor([[2.0**-24, -(2.0**-15)]], dtype=torch.float16)
+    assert ops.linear(torch.tensor([[2.0**24, 0.0]]), weight).item() == 1.0
+    assert ops.linear(torch.tensor([[0.0, 2.0**15]]), weight).item() == -1.0
+
+
 def test_packed_product_refuses_another_width() -> None:
     weight, _ = _weight(64, 64, 32)
     with pytest.raises(ValueError, match="63 columns, the weight takes 64"):
