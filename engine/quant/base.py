@@ -136,7 +136,7 @@ def _agree(a: DenseTensors | QuantizedTensors, b: DenseTensors | QuantizedTensor
 
 
 def place(weight: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A dense weight where it will be used. Under fp32 arithmetic 16 bits stay 16 bits: half the memory, nothing lost."""
+    """A dense weight where it will be used. Under fp32 arithmetic 16 bits stay 16 bits: half the memory, no loss."""
     keeps_16_bits = dtype == torch.float32 and weight.dtype in (torch.float16, torch.bfloat16)
     return weight.to(device, weight.dtype if keeps_16_bits else dtype)
 
