@@ -6,12 +6,13 @@ event has two small outputs only (Gradio rebuilds a widget for each output that 
 cost 15 ms of CPU an update). The rest of the page follows the ticket, which changes twice a turn.
 
 No event waits for another tab's (`concurrency_limit=None`; the engine does the admission), and there is no `gr.State`
-and no unload event, as either would hold one of the six connections that a browser grants a host.
+and no unload event, as either would hold one of the six connections that a browser grants a host. An answer in progress
+does hold one: six tabs of one browser stream at once, and a seventh (its Stop button too) waits for one of them.
 """
 
 import html
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 from uuid import uuid4
 
@@ -28,6 +29,7 @@ from app.ui.transcript import (
     conversation,
     dump,
     dump_ticket,
+    load,
     load_ticket,
     messages,
 )
@@ -37,6 +39,11 @@ Updates = dict[gr.components.Component, Any]
 
 _WELCOME = "## What is on your mind?\nThe model runs on this machine. Nothing you write leaves it."
 _EVENT: dict[str, Any] = {"concurrency_limit": None, "api_visibility": "private", "show_progress": "hidden"}
+
+# What the browser does with an event's inputs; see page.js.
+_TAKE = "(...inputs) => window.fireside.takeMessage(...inputs)"
+_KEEP = "(transcript) => window.fireside.keep(transcript)"
+_KEPT = "() => [sessionStorage.getItem('fireside.transcript') ?? '']"  # may run before page.js does
 
 
 class ChatTab:
@@ -89,12 +96,18 @@ class ChatTab:
             asked,
             streamed,
             trigger_mode="once",
-            js="(...inputs) => window.firesideTakeMessage(...inputs)",
+            js=_TAKE,
             **_EVENT,
         )
         self.ticket.change(self._follow, [self.ticket, self.transcript], drawn, **_EVENT)
         self.box.stop(self._stop, [self.ticket], [self.box], queue=False, **_EVENT)
         self.new_chat.click(self._start_anew, [self.ticket], [*drawn, self.ticket], **_EVENT)
+        self.transcript.change(None, [self.transcript], None, js=_KEEP, **_EVENT)
+
+    def restore_on_load(self, blocks: gr.Blocks) -> None:
+        """A tab that is loaded again shows its conversation again."""
+        drawn = [self.history, self.stats, self.transcript]
+        blocks.load(self._restore, [self.transcript], drawn, js=_KEPT, queue=False, **_EVENT)
 
     async def _answer(
         self, text: str, transcript: str, ticket: str, system: str, *sampling: str
@@ -152,11 +165,18 @@ class ChatTab:
         turns = conversation(transcript, ticket)
         return {
             self.box: _ready_box(),
-            self.history: [bubble for turn in turns for bubble in bubbles(turn)],
+            self.history: _all_bubbles(turns),
             self.live: [],
             self.stats: html.escape(ticket.figures),
             self.transcript: dump(turns),
         }
+
+    async def _restore(self, transcript: str) -> Updates:
+        try:
+            turns = load(transcript)
+        except ValueError as error:
+            return {self.stats: _alert(f"The conversation that this tab held cannot be read any more: {error}")}
+        return {self.history: _all_bubbles(turns), self.transcript: transcript}
 
     async def _stop(self, ticket: str) -> Any:
         running = self._running.get(load_ticket(ticket).turn_id)
@@ -224,6 +244,10 @@ def figures(answer: Answer, status: ModelStatus) -> str:
         room = f" of {status.max_model_len:,}" if status.max_model_len else ""
         known.append(f"{answer.usage.total_tokens:,}{room} tokens of context used")
     return " · ".join(known)
+
+
+def _all_bubbles(turns: Iterable[Turn]) -> list[dict[str, Any]]:
+    return [bubble for turn in turns for bubble in bubbles(turn)]
 
 
 def _alert(words: str) -> str:

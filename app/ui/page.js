@@ -56,13 +56,24 @@
     }, true);
   }
 
-  // Called with the inputs of a message that is about to be sent: empties the box at once, so that what is typed from
-  // now on belongs to the next message.
-  window.firesideTakeMessage = (text, ...others) => {
-    const box = document.querySelector("#fs-box textarea");
-    box.value = "";
-    box.dispatchEvent(new Event("input", { bubbles: true }));
-    return [text, ...others];
+  window.fireside = {
+    // Called with the inputs of a message that is about to be sent: empties the box at once, so that what is typed
+    // from now on belongs to the next message.
+    takeMessage(text, ...others) {
+      const box = document.querySelector("#fs-box textarea");
+      box.value = "";
+      box.dispatchEvent(new Event("input", { bubbles: true }));
+      return [text, ...others];
+    },
+    // The conversation outlives a reload of its tab, and is gone with the tab: sessionStorage is each tab's own.
+    keep(transcript) {
+      try {
+        sessionStorage.setItem("fireside.transcript", transcript);
+      } catch {
+        sessionStorage.removeItem("fireside.transcript"); // too long to keep; an old one would mislead
+      }
+      return [];
+    },
   };
 
   function stopOnEscape() {

@@ -51,6 +51,7 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource) -> None:
         _build(service, status),
         path="/",
         app_kwargs={"middleware": [Middleware(_SecurityHeaders)]},
+        favicon_path=str(_HERE / "favicon.png"),
         footer_links=[],
         run_history=False,
         enable_monitoring=False,
@@ -66,7 +67,7 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource) -> None:
 def _build(service: Answerer, status: StatusSource) -> gr.Blocks:
     blocks = gr.Blocks(title="Fireside", analytics_enabled=False, fill_height=True, fill_width=True)
     with blocks:
-        ChatTab(service, status)
+        ChatTab(service, status).restore_on_load(blocks)
     blocks.queue(default_concurrency_limit=None, api_open=False)
     # Gradio looks for new events a thousand times a second, 6 % of a core that the engine can use; fifty are enough.
     blocks._queue.sleep_when_free = 0.02

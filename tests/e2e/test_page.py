@@ -176,13 +176,13 @@ def open_tab(browser: Any, house: House) -> Iterator[Callable[..., Tab]]:
 
 def test_an_answer_streams_and_then_stays_with_its_figures(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab()
-    tab.send("count: 40 every 0.1 as n")
+    tab.send("count: 50 every 0.1 as n")
     seen = set()
     while tab.finished.count() == 0:
         seen.add(tab.shown())
         tab.page.wait_for_timeout(100)
-    expect(tab.finished.last).to_contain_text("n39")
-    assert len({text for text in seen if "n0" in text and "n39" not in text}) > 1
+    expect(tab.finished.last).to_contain_text("n49")
+    assert len({text for text in seen if "n0" in text and "n49" not in text}) > 1
     expect(tab.page.locator("#fs-stats")).to_contain_text("42.5 tokens/s")
     expect(tab.page.locator("#fs-stats")).to_contain_text("of 8,192 tokens")
     expect(tab.page.get_by_role("button", name="Send", exact=True)).to_be_visible()
@@ -247,6 +247,22 @@ def test_new_chat_forgets_even_an_answer_in_progress(open_tab: Callable[..., Tab
     assert "n3" not in tab.shown() and "old" not in tab.shown()
 
 
+def test_a_reload_keeps_the_conversation_and_a_new_tab_starts_empty(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    tab.send("say: Something to keep")
+    expect(tab.finished.last).to_contain_text("Something to keep")
+    tab.page.reload()
+    expect(tab.finished.last).to_contain_text("Something to keep")
+    tab.send("say: And more")
+    expect(tab.finished).to_have_count(2)
+    assert [message.content for message in house.service.requests[-1].messages][1] == "Something to keep"
+    other = open_tab()
+    other.send("say: Fresh")
+    expect(other.finished.last).to_contain_text("Fresh")
+    assert len(house.service.requests[-1].messages) == 1
+    assert tab.complaints == [] and other.complaints == []
+
+
 def test_closing_a_tab_ends_its_answer(open_tab: Callable[..., Tab], house: House) -> None:
     tab = open_tab()
     tab.send("count: 5000 every 0.05 as n")
@@ -259,7 +275,7 @@ def test_tabs_stream_at_once_and_never_show_each_others_text(open_tab: Callable[
     words = ("amber", "birch", "cedar")
     tabs = [open_tab() for _ in words]
     for tab, word in zip(tabs, words, strict=True):
-        tab.send(f"count: 1500 every 0.02 as {word}")
+        tab.send(f"count: 5000 every 0.02 as {word}")
     for tab, word in zip(tabs, words, strict=True):
         expect(tab.answers.last).to_contain_text(f"{word}9 ")
     assert house.service.num_open == len(tabs)
@@ -387,7 +403,7 @@ def test_the_view_follows_the_answer_until_the_reader_scrolls_up(open_tab: Calla
     tab = open_tab(height=500)
     pane = tab.page.locator("#fs-pane")
     distance = "pane => pane.scrollHeight - pane.scrollTop - pane.clientHeight"
-    tab.send("count: 6000 every 0.01 as word")
+    tab.send("count: 10000 every 0.01 as word")
     wait_until(lambda: pane.evaluate("pane => pane.scrollHeight > pane.clientHeight + 200"))
     assert pane.evaluate(distance) < 60
     pane.hover()

@@ -178,6 +178,15 @@ async def test_a_tab_cannot_stop_a_turn_whose_id_it_was_not_told(tab: ChatTab, s
     assert not service.closed
 
 
+async def test_a_kept_conversation_is_drawn_again_and_an_unreadable_one_is_told(tab: ChatTab) -> None:
+    browser = _Browser(tab)
+    await browser.say("say: one")
+    kept = browser.shown[tab.transcript]
+    assert await tab._restore(kept) == {tab.history: browser.shown[tab.history], tab.transcript: kept}
+    told = await tab._restore('[{"who": "me"}]')
+    assert set(told) == {tab.stats} and "cannot be read" in told[tab.stats]
+
+
 def test_an_answer_cut_at_its_limit_says_so() -> None:
     assert "limit of tokens" in finished("id", "a", Answer(text="b", finish_reason="length")).note
     assert finished("id", "a", Answer(text="b", finish_reason="stop")).note == ""
