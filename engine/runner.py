@@ -152,7 +152,7 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
         spec = decoder.spec
         widest = max(2 * layer.ffn.intermediate_size for layer in spec.layers) + 4 * spec.hidden_size
         return 4 * num_tokens * widest + 3 * 8 * num_sequences * spec.vocab_size
-    per_sequence = max(num_tokens // num_sequences, 1)
+    per_sequence = min(max(num_tokens // num_sequences, 1), decoder.max_len)
     blocks = num_sequences * -(-per_sequence // config.block_size)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

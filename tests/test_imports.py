@@ -13,7 +13,15 @@ HEAVY = ("torch", "triton", "transformers")
 
 # The half of the engine that knows no tensor, each file below those that may import it.
 TORCH_FREE = (
-    *("engine.errors", "engine.types", "engine.config", "engine.messages", "engine.plan", "engine.blocks"),
+    *(
+        "engine.environment",
+        "engine.errors",
+        "engine.types",
+        "engine.config",
+        "engine.messages",
+        "engine.plan",
+        "engine.blocks",
+    ),
     *("engine.sequence", "engine.scheduler", "engine.engine", "engine.process", "engine.client"),
 )
 _TORCH_HALF = (

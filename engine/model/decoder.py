@@ -51,6 +51,11 @@ class Decoder:
         self.embedding, self.layers, self.norm, self.head, self.cos_sin = embedding, layers, norm, head, cos_sin
 
     @property
+    def max_len(self) -> int:
+        """Positions that have angles."""
+        return self.cos_sin.shape[0]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the weights as held; a tied head counts once."""
         linears = [linear for layer in self.layers for linear in layer.linears]

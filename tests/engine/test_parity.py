@@ -17,9 +17,17 @@ from tests.checkpoints import FAMILIES, FORMATS, tiny_checkpoint
 # still tells any wrong element.
 _TOLERANCE = 1e-5
 
+_DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+on_every_device = pytest.mark.parametrize("device", _DEVICES)
 
-def _load(folder: Path, **options: object) -> ModelRunner:
-    return load_runner(EngineConfig(model=str(folder), kv_gb=0.01, **options), lambda stage, fraction: None)
+
+def _config(folder: Path, device: str = "cpu", **options: object) -> EngineConfig:
+    options = {"kv_gb": 0.01, "gpu_memory_utilization": 0.05, "dtype": "float32", **options}
+    return EngineConfig(model=str(folder), device=device, **options)
+
+
+def _load(folder: Path, device: str = "cpu", **options: object) -> ModelRunner:
+    return load_runner(_config(folder, device, **options), lambda stage, fraction: None)
 
 
 def _logits_in_chunks(runner: ModelRunner, tokens: list[int], chunk: int) -> torch.Tensor:
@@ -30,7 +38,7 @@ def _logits_in_chunks(runner: ModelRunner, tokens: list[int], chunk: int) -> tor
         is_last = start + chunk >= len(tokens)
         plan = ScheduledSequence("a", part, start, blocks, is_last, len(tokens), SamplingParams(temperature=0.0), 0)
         logits = runner.logits(BatchPlan((plan,)))
-    return logits[0]
+    return logits[0].cpu()
 
 
 def _prompt(length: int, seed: int = 0) -> list[int]:
@@ -48,20 +56,24 @@ def _error_against_transformers(runner: ModelRunner, model: torch.nn.Module, chu
     return _relative_error(_logits_in_chunks(runner, tokens, chunk), theirs)
 
 
+@on_every_device
 @pytest.mark.parametrize("chunk", [101, 16, 7, 1])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_transformers_for_every_family_and_chunk_size(tmp_path: Path, family: str, chunk: int) -> None:
+def test_logits_equal_transformers_for_every_family_and_chunk_size(
+    tmp_path: Path, family: str, chunk: int, device: str
+) -> None:
     model = tiny_checkpoint(tmp_path, family)
-    assert _error_against_transformers(_load(tmp_path), model, chunk) < _TOLERANCE
+    assert _error_against_transformers(_load(tmp_path, device), model, chunk) < _TOLERANCE
 
 
+@on_every_device
 @pytest.mark.parametrize("fmt", FORMATS[1:])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_logits_equal_transformers_on_the_dequantised_weights_for_every_format(
-    tmp_path: Path, family: str, fmt: str
+    tmp_path: Path, family: str, fmt: str, device: str
 ) -> None:
     model = tiny_checkpoint(tmp_path, family, fmt)
-    runner = _load(tmp_path)
+    runner = _load(tmp_path, device)
     assert _error_against_transformers(runner, model, chunk=101) < _TOLERANCE  # expanded once, one dense product
     assert _error_against_transformers(runner, model, chunk=13) < _TOLERANCE  # packed, several rows
     assert _error_against_transformers(runner, model, chunk=1) < _TOLERANCE  # packed, one row
@@ -136,6 +148,15 @@ def _run_all(engine: Engine, prompts: dict[str, list[int]], num_tokens: int, sta
     return out
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_16_bit_arithmetic_on_a_card_stays_close(tmp_path: Path, fmt: str) -> None:
+    model = tiny_checkpoint(tmp_path, "llama", fmt)
+    # fp16 has 11 bits: 5e-4 a rounding, some dozens of them in two layers.
+    assert _error_against_transformers(_load(tmp_path, "cuda", dtype="float16"), model, chunk=7) < 2e-2
+
+
+@on_every_device
 @pytest.mark.parametrize("fmt", ["dense", "gptq", "awq_gemm"])
 @pytest.mark.parametrize(
     ("options", "stagger"),
@@ -143,11 +164,11 @@ def _run_all(engine: Engine, prompts: dict[str, list[int]], num_tokens: int, sta
     ids=["batched", "odd chunks", "staggered", "few seats"],
 )
 def test_greedy_tokens_do_not_depend_on_company_or_chunks(
-    tmp_path: Path, fmt: str, options: dict[str, int], stagger: int
+    tmp_path: Path, fmt: str, options: dict[str, int], stagger: int, device: str
 ) -> None:
     model = tiny_checkpoint(tmp_path, "llama", fmt)
     prompts = {f"r{i}": _prompt(5 + 9 * i, seed=i) for i in range(8)}
-    config = EngineConfig(model=str(tmp_path), kv_gb=0.01, **options)
+    config = _config(tmp_path, device, **options)
     engine = Engine(load_runner(config, lambda stage, fraction: None), config)
     ours = _run_all(engine, prompts, num_tokens=40, stagger=stagger)
     assert ours == {name: _solo(model, prompt, 40) for name, prompt in prompts.items()}
@@ -157,7 +178,7 @@ def test_greedy_tokens_do_not_depend_on_preemption(tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path, "llama", "gptq")
     prompts = {f"r{i}": _prompt(5 + 9 * i, seed=i) for i in range(4)}
     block_bytes = 16 * 2 * 2 * 2 * 16 * 4  # slots, keys and values, layers, KV heads, head_dim, fp32
-    config = EngineConfig(model=str(tmp_path), kv_gb=24 * block_bytes / 1e9)
+    config = _config(tmp_path, kv_gb=24 * block_bytes / 1e9)
     engine = Engine(load_runner(config, lambda stage, fraction: None), config)
     ours = _run_all(engine, prompts, num_tokens=180)  # 4 x 190 tokens want 48 blocks
     assert engine.stats().num_blocks_total == 24
