@@ -1,4 +1,4 @@
-"""How fast an engine is: decode and prefill tokens a second, time to first token, peak memory; its last line is JSON.
+"""How fast an engine is: decode and prefill tokens a second, time to first token, peak memory. The last line is JSON.
 
     python -m engine.bench --model smollm2-135m-instruct --batch 1,8,32 --json
     python -m engine.bench --model smollm2-135m-instruct --compare smollm2-135m-instruct-dense   # beside transformers
@@ -15,10 +15,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from engine import environment
 from engine.config import EngineConfig
@@ -57,12 +57,24 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 # -- a model -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Subject:
-    """One side of a measurement: seconds for the decode of `batch` prompts, and for one prefill."""
+class Subject(Protocol):
+    """One side of a measurement."""
 
-    decode_tokens_per_s: Callable[[int, int], float]  # (batch, new tokens)
-    prefill_tokens_per_s: Callable[[], float]
+    def serve(self, batch: int, new_tokens: int) -> "Served": ...
+
+    def prefill_tokens_per_s(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """`batch` prompts at once, each answered with as many tokens.
+
+    served_tokens_per_s  generated tokens over the whole time, prompts included
+    decode_tokens_per_s  the same from the moment when every prompt has its first token
+    """
+
+    served_tokens_per_s: float
+    decode_tokens_per_s: float
 
 
 @dataclass
@@ -87,15 +99,12 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     ready_s = time.perf_counter() - started
     requests = _Requests(engine.info.vocab_size)
     first_token_s = _first_token_s(engine, requests)
-    subject = _engine_subject(engine, requests)
+    subject = _EngineSubject(engine, requests)
     result: dict[str, Any] = {"model": options.model, "device": engine.info.device, "load_s": round(ready_s, 2)}
     if options.compare:
-        result |= _compare(subject, _transformers_subject(_folder(options.compare), requests), options)
+        result |= _compare(subject, _TransformersSubject(_folder(options.compare), requests), options)
     else:
-        result["decode_tokens_per_s"] = {
-            str(b): subject.decode_tokens_per_s(b, options.new_tokens) for b in options.batch
-        }
-        result["prefill_tokens_per_s"] = subject.prefill_tokens_per_s()
+        result |= _figures(subject, options)
     stats = engine.stats()
     return result | {
         "ttft_ms": first_token_s * 1000,
@@ -124,22 +133,35 @@ def _folder(name: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-def _engine_subject(engine: Engine, requests: _Requests) -> Subject:
-    def decode(batch: int, new_tokens: int) -> float:
-        _submit(engine, requests, batch, PROMPT_TOKENS, new_tokens)
-        started = time.perf_counter()
-        while engine.has_work:
-            engine.step()
-        return batch * new_tokens / (time.perf_counter() - started)
+class _EngineSubject:
+    def __init__(self, engine: Engine, requests: _Requests) -> None:
+        self._engine, self._requests = engine, requests
 
-    def prefill() -> float:
-        _submit(engine, requests, 1, PREFILL_TOKENS, 1)
-        started = time.perf_counter()
-        while engine.has_work:
-            engine.step()
-        return PREFILL_TOKENS / (time.perf_counter() - started)
+    def serve(self, batch: int, new_tokens: int) -> Served:
+        _submit(self._engine, self._requests, batch, PROMPT_TOKENS, new_tokens)
+        waiting = set(self._engine.request_ids)
+        started = all_begun = time.perf_counter()
+        left = batch * new_tokens  # tokens still to come when every prompt has its first
+        while self._engine.has_work:
+            events = self._engine.step()
+            if waiting:
+                left -= len(events)
+                waiting -= {event.request_id for event in events}
+                all_begun = time.perf_counter()
+        ended = time.perf_counter()
+        return Served(batch * new_tokens / (ended - started), left / (ended - all_begun))
 
-    return Subject(decode, prefill)
+    def prefill_tokens_per_s(self) -> float:
+        _submit(self._engine, self._requests, 1, PREFILL_TOKENS, 1)
+        return PREFILL_TOKENS / _run_s(self._engine)
+
+
+def _run_s(engine: Engine) -> float:
+    """Seconds until all requests have ended."""
+    started = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - started
 
 
 def _submit(engine: Engine, requests: _Requests, batch: int, prompt_tokens: int, new_tokens: int) -> None:
@@ -153,10 +175,7 @@ def _first_token_s(engine: Engine, requests: _Requests) -> float:
     times = []
     for _ in range(4):
         _submit(engine, requests, 1, PROMPT_TOKENS, 1)
-        started = time.perf_counter()
-        while engine.has_work:
-            engine.step()
-        times.append(time.perf_counter() - started)
+        times.append(_run_s(engine))
     return statistics.median(times[1:])
 
 
@@ -178,45 +197,58 @@ def _peak_memory_mb(device: str) -> float:
 # -- beside transformers -------------------------------------------------------------------------------------------
 
 
-def _transformers_subject(folder: str, requests: _Requests) -> Subject:
-    import torch
-    from transformers import AutoModelForCausalLM
+class _TransformersSubject:
+    """`generate` of transformers in fp32, greedy, each batch of one length."""
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.requires_grad_(False)
+    def __init__(self, folder: str, requests: _Requests) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
 
-    def generate(batch: int, prompt_tokens: int, new_tokens: int) -> float:
-        """Seconds of a greedy generate that runs to its end."""
-        ids = torch.tensor([requests.prompt(prompt_tokens) for _ in range(batch)])
-        options = {"do_sample": False, "max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "pad_token_id": 0}
+        self._torch, self._requests = torch, requests
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def serve(self, batch: int, new_tokens: int) -> Served:
+        first_s = self._generate_s(batch, PROMPT_TOKENS, 1)
+        whole_s = self._generate_s(batch, PROMPT_TOKENS, new_tokens)
+        return Served(batch * new_tokens / whole_s, batch * (new_tokens - 1) / (whole_s - first_s))
+
+    def prefill_tokens_per_s(self) -> float:
+        return PREFILL_TOKENS / self._generate_s(1, PREFILL_TOKENS, 1)
+
+    def _generate_s(self, batch: int, prompt_tokens: int, new_tokens: int) -> float:
+        ids = self._torch.tensor([self._requests.prompt(prompt_tokens) for _ in range(batch)])
+        lengths = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
         started = time.perf_counter()
-        with torch.inference_mode():
-            model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        with self._torch.inference_mode():
+            mask = self._torch.ones_like(ids)
+            self._model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **lengths)
         return time.perf_counter() - started
 
-    def decode(batch: int, new_tokens: int) -> float:
-        return batch * new_tokens / generate(batch, PROMPT_TOKENS, new_tokens)
 
-    def prefill() -> float:
-        return PREFILL_TOKENS / generate(1, PREFILL_TOKENS, 1)
-
-    return Subject(decode, prefill)
+def _figures(side: Subject, options: argparse.Namespace) -> dict[str, Any]:
+    served = {str(batch): side.serve(batch, options.new_tokens) for batch in options.batch}
+    return {
+        "decode_tokens_per_s": {batch: figures.decode_tokens_per_s for batch, figures in served.items()},
+        "served_tokens_per_s": {batch: figures.served_tokens_per_s for batch, figures in served.items()},
+        "prefill_tokens_per_s": side.prefill_tokens_per_s(),
+    }
 
 
 def _compare(ours: Subject, theirs: Subject, options: argparse.Namespace) -> dict[str, Any]:
-    """Both sides in turns, `rounds` times; the median of the per-round ratios, and each side's median."""
-    cases: dict[str, Callable[[Subject], float]] = {
-        f"decode_{batch}": lambda side, batch=batch: side.decode_tokens_per_s(batch, options.new_tokens)  # type: ignore[misc]
-        for batch in options.batch
+    """Both sides in turns; of each figure the median over the rounds, and the median of the rounds' ratios."""
+    rounds = [(_flat(_figures(ours, options)), _flat(_figures(theirs, options))) for _ in range(options.rounds)]
+    names = rounds[0][0]
+    return {
+        "ratio": {name: statistics.median(a[name] / b[name] for a, b in rounds) for name in names},
+        "ours": {name: statistics.median(a[name] for a, _ in rounds) for name in names},
+        "transformers": {name: statistics.median(b[name] for _, b in rounds) for name in names},
     }
-    cases["prefill"] = lambda side: side.prefill_tokens_per_s()
-    out: dict[str, Any] = {"ratio": {}, "ours": {}, "transformers": {}}
-    for name, case in cases.items():
-        rounds = [(case(ours), case(theirs)) for _ in range(options.rounds)]
-        out["ratio"][name] = statistics.median(a / b for a, b in rounds)
-        out["ours"][name] = statistics.median(a for a, _ in rounds)
-        out["transformers"][name] = statistics.median(b for _, b in rounds)
-    return out
+
+
+def _flat(figures: dict[str, Any]) -> dict[str, float]:
+    """{"a": {"1": x}, "b": y} -> {"a 1": x, "b": y}"""
+    pairs = ((name, value.items() if isinstance(value, dict) else [("", value)]) for name, value in figures.items())
+    return {f"{name} {key}".strip(): number for name, rows in pairs for key, number in rows}
 
 
 # -- the scheduler alone -------------------------------------------------------------------------------------------
@@ -272,11 +304,9 @@ def _host_us(count: int) -> Iterator[float]:
 
 
 def _print_table(result: dict[str, Any]) -> None:
-    for name, value in result.items():
-        rows = value.items() if isinstance(value, dict) else [("", value)]
-        for key, number in rows:
-            shown = f"{number:,.2f}" if isinstance(number, float) else str(number)
-            print(f"{name + ' ' + key:<32} {shown:>16}")
+    for name, value in _flat(result).items():
+        shown = f"{value:,.2f}" if isinstance(value, float) else str(value)
+        print(f"{name:<40} {shown:>16}")
 
 
 if __name__ == "__main__":

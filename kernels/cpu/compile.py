@@ -8,7 +8,7 @@ import numba
 
 # Idle workers of this layer sleep. OpenMP's spin instead, and on a busy machine a kernel of 50 us then takes a whole
 # scheduler slice of 8 ms (measured, 2 cores under load, 2026-11-30).
-numba.config.THREADING_LAYER = "workqueue"
+numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 # LLVM halves the vectors of AVX-512 machines by default, for fear of lower clocks. Here whole ones pay: products of 32
 # rows ran 1.5 to 2.5 times as fast (Sapphire Rapids, 2026-11-30).

@@ -3,9 +3,6 @@
 Four outputs at a time are widened into a buffer that stays in the first cache, and every row of activations uses them.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 from llvmlite import ir
@@ -47,40 +44,62 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _make(widen: Callable[..., Any]) -> Callable[..., None]:
-    @kernel(F32_2D, U16_2D, F32_2D, uint64)
-    def task(x, weight, out, tile):
-        num_rows, num_inputs = x.shape
-        w = np.zeros((_OUTPUTS, num_inputs), np.float32)
-        end = min((tile + uint64(1)) * uint64(_TILE), uint64(weight.shape[0]))
-        first = tile * uint64(_TILE)
-        while first < end:
-            count = min(uint64(_OUTPUTS), end - first)
-            for j in range(count):
-                narrow, wide = weight[first + uint64(j)], w[j]
-                for k in range(num_inputs):
-                    wide[k] = widen(narrow[k])
-            w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
-            for m in range(num_rows):
-                row = x[m]
-                y0 = y1 = y2 = y3 = float32(0)
-                for k in range(num_inputs):
-                    a = row[k]
-                    y0 += a * w0[k]
-                    y1 += a * w1[k]
-                    y2 += a * w2[k]
-                    y3 += a * w3[k]
-                sums = (y0, y1, y2, y3)
-                for j in range(count):
-                    out[m, first + uint64(j)] = sums[j]
-            first += uint64(_OUTPUTS)
-
-    @kernel(F32_2D, U16_2D, F32_2D, parallel=True)
-    def run(x, weight, out):
-        for tile in prange((weight.shape[0] + _TILE - 1) // _TILE):
-            task(x, weight, out, tile)
-
-    return run
+@kernel(F32_2D, F32_2D, F32_2D, uint64, uint64)
+def _dot(x, w, out, first, count):
+    """out[:, first : first + count] = x @ w[:count].T"""
+    w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+    for m in range(x.shape[0]):
+        row = x[m]
+        y0 = y1 = y2 = y3 = float32(0)
+        for k in range(x.shape[1]):
+            a = row[k]
+            y0 += a * w0[k]
+            y1 += a * w1[k]
+            y2 += a * w2[k]
+            y3 += a * w3[k]
+        sums = (y0, y1, y2, y3)
+        for j in range(count):
+            out[m, first + uint64(j)] = sums[j]
 
 
-_LINEAR = {torch.float16: _make(_widen_fp16), torch.bfloat16: _make(_widen_bf16)}
+@kernel(F32_2D, U16_2D, F32_2D, uint64)
+def _fp16_tile(x, weight, out, tile):
+    w = np.zeros((_OUTPUTS, x.shape[1]), np.float32)
+    end = min((tile + uint64(1)) * uint64(_TILE), uint64(weight.shape[0]))
+    for first in range(tile * uint64(_TILE), end, uint64(_OUTPUTS)):
+        count = min(uint64(_OUTPUTS), end - first)
+        for j in range(count):
+            narrow, wide = weight[first + uint64(j)], w[j]
+            for k in range(x.shape[1]):
+                wide[k] = _widen_fp16(narrow[k])
+        _dot(x, w, out, first, count)
+
+
+@kernel(F32_2D, U16_2D, F32_2D, uint64)
+def _bf16_tile(x, weight, out, tile):
+    w = np.zeros((_OUTPUTS, x.shape[1]), np.float32)
+    end = min((tile + uint64(1)) * uint64(_TILE), uint64(weight.shape[0]))
+    for first in range(tile * uint64(_TILE), end, uint64(_OUTPUTS)):
+        count = min(uint64(_OUTPUTS), end - first)
+        for j in range(count):
+            narrow, wide = weight[first + uint64(j)], w[j]
+            for k in range(x.shape[1]):
+                wide[k] = _widen_bf16(narrow[k])
+        _dot(x, w, out, first, count)
+
+
+# Two of each, written out: a kernel made by a function would be compiled anew in every process, since numba's cache
+# knows a function by its place in the file.
+@kernel(F32_2D, U16_2D, F32_2D, parallel=True)
+def _fp16(x, weight, out):
+    for tile in prange((weight.shape[0] + _TILE - 1) // _TILE):
+        _fp16_tile(x, weight, out, tile)
+
+
+@kernel(F32_2D, U16_2D, F32_2D, parallel=True)
+def _bf16(x, weight, out):
+    for tile in prange((weight.shape[0] + _TILE - 1) // _TILE):
+        _bf16_tile(x, weight, out, tile)
+
+
+_LINEAR = {torch.float16: _fp16, torch.bfloat16: _bf16}
