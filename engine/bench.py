@@ -12,17 +12,16 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from engine import environment
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.model_folder import model_folder
 from engine.plan import BatchPlan
 from engine.types import MemoryReport, ModelInfo, SamplingParams
 
@@ -102,7 +101,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     subject = _EngineSubject(engine, requests)
     result: dict[str, Any] = {"model": options.model, "device": engine.info.device, "load_s": round(ready_s, 2)}
     if options.compare:
-        result |= _compare(subject, _TransformersSubject(_folder(options.compare), requests), options)
+        result |= _compare(subject, _TransformersSubject(model_folder(options.compare), requests), options)
     else:
         result |= _figures(subject, options)
     stats = engine.stats()
@@ -118,19 +117,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 def _open_engine(options: argparse.Namespace) -> Engine:
     from engine.runner import load_runner
 
-    config = EngineConfig(model=_folder(options.model), device=options.device, max_num_seqs=max(32, *options.batch))
+    config = EngineConfig(
+        model=model_folder(options.model), device=options.device, max_num_seqs=max(32, *options.batch)
+    )
     return Engine(load_runner(config, lambda stage, fraction: None), config)
-
-
-def _folder(name: str) -> str:
-    """A folder as it is; any other name through the app, in a process of its own: the engine knows no catalogue."""
-    if Path(name, "config.json").exists():
-        return name
-    command = [sys.executable, "-m", "app.models.fetch", name]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1], check=False)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    return done.stdout.strip().splitlines()[-1]
 
 
 class _EngineSubject:

@@ -1,7 +1,7 @@
 """ModelRunner: a plan in, one token id for each sequence that samples out. Owns the weights and the KV cache."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ Progress = Callable[[str, float], None]
 _KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 
+_LOGIT_ROWS = 128  # rows of logits that exist at once: 25 MB at a vocabulary of 49,152, 78 MB at 152,000
+
 
 class ModelRunner:
     def __init__(self, decoder: Decoder, cache: KVCache, device: Device, info: ModelInfo, memory: MemoryReport) -> None:
@@ -48,6 +50,19 @@ class ModelRunner:
         if not plan.num_sampled:
             return []
         return sample(logits, [s for s in plan.sequences if s.samples]).tolist()
+
+    @torch.inference_mode()
+    def logits_of_all(self, token_ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        """[rows, vocab] fp32 after every token of one sequence, in order, at most `_LOGIT_ROWS` rows at a time.
+
+        Writes the cache from block 0 on, whatever lies there: for tools that run no engine on this runner.
+        """
+        size = self.memory.block_size
+        for start in range(0, len(token_ids), self.info.max_num_batched_tokens):
+            chunk = token_ids[start : start + self.info.max_num_batched_tokens]
+            plan = _chunk_plan(chunk, start, blocks=-(-(start + len(chunk)) // size))
+            hidden = self._decoder.hidden(forward_batch(plan, size, self._device.torch), self._cache)
+            yield from map(self._decoder.logits, hidden.split(_LOGIT_ROWS))
 
 
 def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
@@ -184,6 +199,12 @@ def _probe_plan(num_sequences: int, num_tokens: int, block_size: int) -> BatchPl
             for index in range(num_sequences)
         )
     )
+
+
+def _chunk_plan(token_ids: tuple[int, ...], start: int, blocks: int) -> BatchPlan:
+    """A part of one sequence that lies in the first blocks of the cache and samples nothing."""
+    table = tuple(range(blocks))
+    return BatchPlan((ScheduledSequence("", token_ids, start, table, False, 0, SamplingParams(), 0),))
 
 
 def _eos_token_ids(folder: Path, model_config: dict[str, Any]) -> tuple[int, ...]:

@@ -44,7 +44,9 @@ MAY_IMPORT = {
     "app.server": ("app", "engine.client"),
     **{module: TORCH_FREE[:i] for i, module in enumerate(TORCH_FREE)},
     "engine": (*TORCH_FREE[: TORCH_FREE.index("engine.engine")], *_TORCH_HALF),
+    "engine.model_folder": (),
     "engine.bench": ("engine", "kernels.device"),
+    "engine.perplexity": ("engine",),
     "kernels": ("kernels",),
 }
 
