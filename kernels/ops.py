@@ -25,9 +25,9 @@ _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
 _DENSE_FROM_ROWS = 48
 
 
-def _on_cpu(*tensors: torch.Tensor) -> bool:
-    """Whether the fp32 CPU kernels can take these."""
-    return not _REFERENCE_ONLY and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+def _on_cpu(x: torch.Tensor) -> bool:
+    """Whether the fp32 CPU kernels can take it."""
+    return x.is_cpu and x.dtype is torch.float32 and not _REFERENCE_ONLY
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -40,7 +40,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
     x, residual [tokens, hidden], weight [hidden] -> [tokens, hidden]
     """
-    if _on_cpu(x, residual):
+    if _on_cpu(x):
         return cpu_norm.add_rms_norm(x, residual, weight, eps)
     return reference.add_rms_norm(x, residual, weight, eps)
 
@@ -62,7 +62,7 @@ def rope_write_kv(
     k_cache       [blocks, kv_heads, block_size, head_dim], v_cache the same
     slot_mapping  [tokens] int64, block * block_size + offset in the block
     """
-    kernel = cpu_rope if _on_cpu(heads, k_cache) else reference
+    kernel = cpu_rope if _on_cpu(heads) and _on_cpu(k_cache) else reference
     kernel.rope_write_kv(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping)
 
 
@@ -89,7 +89,7 @@ def paged_attention(
     """
     if q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads over {k_cache.shape[1]} KV heads")
-    if not _on_cpu(q, k_cache):
+    if not (_on_cpu(q) and _on_cpu(k_cache)):
         return reference.paged_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale)
     q = q.contiguous()
     if q.shape[0] == seq_lens.shape[0]:
@@ -139,7 +139,7 @@ def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
     """
     if x.shape[-1] != weight.num_inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, the weight takes {weight.num_inputs}")
-    if not (_on_cpu(x, weight.scales) and cpu_gemm.fits(weight)):
+    if not (_on_cpu(x) and cpu_gemm.fits(weight)):
         return reference.w4_linear(x, weight)
     if x.shape[0] < _DENSE_FROM_ROWS:
         return cpu_gemm.w4_linear(x.contiguous(), weight)

@@ -70,12 +70,15 @@ def paged_attention(
 def attend_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """q [n, heads, d] are the last n of k, v [kv_heads, length, d] -> [n, heads, d] in q's dtype."""
     n, length = q.shape[0], k.shape[1]
-    visible = torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
+    # A prompt's first chunk needs no mask tensor, and torch then leaves out what is above the diagonal.
+    is_whole = n == length
+    visible = None if is_whole else torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
     out = F.scaled_dot_product_attention(
         q.float().transpose(0, 1).unsqueeze(0),
         k.float().unsqueeze(0),
         v.float().unsqueeze(0),
         attn_mask=visible,
+        is_causal=is_whole,
         scale=scale,
         enable_gqa=True,
     )
@@ -103,9 +106,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 def dequantize_w4(weight: W4Weight, dtype: torch.dtype) -> torch.Tensor:
     """The dense [N, K] weight: codes * scale + offset in fp32, then rounded to dtype."""
     codes = weight.codes().float()  # [K, N padded]
-    groups = codes.view(weight.scales.shape[0], -1, codes.shape[1])
-    dense = groups * weight.scales.unsqueeze(1) + weight.offsets.unsqueeze(1)
-    return dense.reshape(codes.shape)[:, : weight.num_outputs].T.to(dtype)
+    scales, offsets = (t.transpose(0, 1).flatten(1).unsqueeze(1) for t in (weight.scales, weight.offsets))
+    groups = codes.unflatten(0, (-1, weight.group_size))  # [groups, group, N padded]
+    dense = (groups * scales + offsets).flatten(0, 1)
+    return dense[:, : weight.num_outputs].T.to(dtype)
 
 
 def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:

@@ -12,11 +12,14 @@ TILE_N = 64  # outputs that lie side by side: one tile is a contiguous stream al
 
 @dataclass(frozen=True)
 class W4Weight:
-    """y[n] = sum over k of x[k] * (code[k, n] * scales[k // group, n] + offsets[k // group, n]).
+    """y[n] = sum over k of x[k] * (code[k, n] * scale[k // group, n] + offset[k // group, n]).
 
-    packed   uint8 [N / 64, K / 2, 64]: byte (t, i, j) holds code[2i, 64t + j] low and code[2i + 1, 64t + j] high;
-             N is padded to a multiple of 64 with codes 0
-    scales   fp32 [K / group, N], sign kept;  offsets fp32 [K / group, N] = -zero * scale; both padded alike with 0
+    All that a tile of 64 outputs needs lies together, in the order in which one core reads it; N is padded with zeros
+    to whole tiles.
+
+    packed   uint8 [tiles, K / 2, 64]: byte (t, i, j) holds code[2i, 64t + j] low and code[2i + 1, 64t + j] high
+    scales   fp32 [tiles, K / group, 64], sign kept
+    offsets  fp32 [tiles, K / group, 64] = -zero * scale
     num_outputs  N before padding
 
     A scale and an offset, instead of a scale and an integer zero point, hold every format without loss: GPTQ and
@@ -39,7 +42,7 @@ class W4Weight:
 
     @cached_property
     def group_size(self) -> int:
-        return self.num_inputs // self.scales.shape[0]
+        return self.num_inputs // self.scales.shape[1]
 
     @property
     def num_bytes(self) -> int:
@@ -48,7 +51,18 @@ class W4Weight:
     def codes(self) -> torch.Tensor:
         """uint8 [K, N padded]"""
         pairs = torch.stack((self.packed & 15, self.packed >> 4), dim=2)  # [tiles, K / 2, 2, 64]
-        return pairs.permute(1, 2, 0, 3).reshape(self.num_inputs, -1)
+        return _join_tiles(pairs.flatten(1, 2))
+
+
+def _split_tiles(rows: torch.Tensor) -> torch.Tensor:
+    """[rows, N] -> [tiles, rows, 64], padded with zeros"""
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % TILE_N))
+    return padded.unflatten(1, (-1, TILE_N)).transpose(0, 1).contiguous()
+
+
+def _join_tiles(tiles: torch.Tensor) -> torch.Tensor:
+    """[tiles, rows, 64] -> [rows, N padded]"""
+    return tiles.transpose(0, 1).flatten(1)
 
 
 def pack_w4(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor) -> W4Weight:
@@ -61,7 +75,6 @@ def pack_w4(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor) ->
         raise ValueError(
             f"codes {tuple(codes.shape)} with scales {tuple(scales.shape)}, offsets {tuple(offsets.shape)}"
         )
-    codes, scales, offsets = (torch.nn.functional.pad(t, (0, -n % TILE_N)) for t in (codes, scales, offsets))
-    pairs = codes.view(k // 2, 2, -1, TILE_N)
-    packed = (pairs[:, 0] | (pairs[:, 1] << 4)).transpose(0, 1).contiguous()
-    return W4Weight(packed, scales.float().contiguous(), offsets.float().contiguous(), n)
+    pairs = _split_tiles(codes).unflatten(1, (-1, 2))
+    packed = pairs[:, :, 0] | (pairs[:, :, 1] << 4)
+    return W4Weight(packed, _split_tiles(scales.float()), _split_tiles(offsets.float()), n)

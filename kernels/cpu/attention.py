@@ -5,6 +5,7 @@ import torch
 from numba import float32, prange, uint64
 
 from kernels.cpu.compile import F32_3D, F32_4D, I32_1D, I32_2D, kernel
+from kernels.cpu.exp import exp_minus
 
 _ARGUMENTS = (F32_3D, F32_4D, F32_4D, I32_2D, I32_1D, float32, F32_3D)
 
@@ -44,9 +45,9 @@ def _decode_task(q, k_cache, v_cache, block_table, seq_lens, scale, out, task):
                     dot += query[d] * key[d]
                 weights[first + i] = dot * scale
                 largest = max(largest, dot * scale)
+        exp_minus(weights, largest)
         total = float32(0)
         for i in range(length):
-            weights[i] = np.exp(weights[i] - largest)
             total += weights[i]
         result = np.zeros(head_dim, np.float32)
         for first in range(0, length, block_size):

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numba import float32, int32, prange, uint64
 
-from kernels.cpu.compile import F32_2D, U8_3D, kernel
+from kernels.cpu.compile import F32_2D, F32_3D, U8_3D, kernel
 from kernels.w4 import TILE_N, W4Weight
 
 _STEP = 16  # inputs taken at once: their 16 values stay in registers
-_W4 = (F32_2D, U8_3D, F32_2D, F32_2D, F32_2D)
+_W4 = (F32_2D, U8_3D, F32_3D, F32_3D, F32_2D)
 
 
 def fits(weight: W4Weight) -> bool:
@@ -38,7 +38,7 @@ def dequantize(weight: W4Weight) -> torch.Tensor:
 
 @kernel(*_W4, uint64)
 def _one_row_tile(x, packed, scales, offsets, out, tile):
-    num_groups = scales.shape[0]
+    num_groups = scales.shape[1]
     group = x.shape[1] // num_groups
     row = x[0]
     first = tile * uint64(TILE_N)
@@ -74,8 +74,7 @@ def _one_row_tile(x, packed, scales, offsets, out, tile):
                     + float32(int32(q[7, n] & 15)) * b6
                     + float32(int32(q[7, n] >> 4)) * b7
                 )
-        scale = scales[g, first : first + uint64(TILE_N)]
-        offset = offsets[g, first : first + uint64(TILE_N)]
+        scale, offset = scales[tile, g], offsets[tile, g]
         for n in range(TILE_N):
             total[n] += part[n] * scale[n] + inputs * offset[n]
     out[0, first : first + uint64(TILE_N)] = total
@@ -87,12 +86,10 @@ def _one_row(x, packed, scales, offsets, out):
         _one_row_tile(x, packed, scales, offsets, out, tile)
 
 
-@kernel(F32_2D, U8_3D, F32_2D, F32_2D, uint64, uint64, uint64)
+@kernel(F32_2D, U8_3D, F32_3D, F32_3D, uint64, uint64, uint64)
 def _expand(dense, packed, scales, offsets, tile, first_k, g):
     """dense [rows, 64] = weights of inputs first_k .. first_k + rows - 1, all in group g."""
-    first = tile * uint64(TILE_N)
-    scale = scales[g, first : first + uint64(TILE_N)]
-    offset = offsets[g, first : first + uint64(TILE_N)]
+    scale, offset = scales[tile, g], offsets[tile, g]
     for i in range(dense.shape[0] // 2):
         q = packed[tile, first_k // uint64(2) + uint64(i)]
         # Two loops with one output each: with both in one loop the compiler gives up on vectors (six times slower).
@@ -107,7 +104,7 @@ def _expand(dense, packed, scales, offsets, tile, first_k, g):
 @kernel(*_W4, uint64)
 def _rows_tile(x, packed, scales, offsets, out, tile):
     num_rows, num_inputs = x.shape
-    steps_a_group = num_inputs // scales.shape[0] // _STEP
+    steps_a_group = num_inputs // scales.shape[1] // _STEP
     total = np.zeros((num_rows, TILE_N), np.float32)
     w = np.empty((_STEP, TILE_N), np.float32)
     for step in range(num_inputs // _STEP):
@@ -147,10 +144,10 @@ def _rows(x, packed, scales, offsets, out):
         _rows_tile(x, packed, scales, offsets, out, tile)
 
 
-@kernel(F32_2D, U8_3D, F32_2D, F32_2D, uint64)
+@kernel(F32_2D, U8_3D, F32_3D, F32_3D, uint64)
 def _dequantize_tile(out, packed, scales, offsets, tile):
     first = tile * uint64(TILE_N)
-    steps_a_group = out.shape[0] // scales.shape[0] // _STEP
+    steps_a_group = out.shape[0] // scales.shape[1] // _STEP
     w = np.empty((_STEP, TILE_N), np.float32)
     for step in range(out.shape[0] // _STEP):
         k = uint64(step * _STEP)
@@ -158,7 +155,7 @@ def _dequantize_tile(out, packed, scales, offsets, tile):
         out[k : k + uint64(_STEP), first : first + uint64(TILE_N)] = w
 
 
-@kernel(F32_2D, U8_3D, F32_2D, F32_2D, parallel=True)
+@kernel(F32_2D, U8_3D, F32_3D, F32_3D, parallel=True)
 def _dequantize(out, packed, scales, offsets):
     for tile in prange(packed.shape[0]):
         _dequantize_tile(out, packed, scales, offsets, tile)
