@@ -5,7 +5,7 @@ With `byte_model_folder`, token id = byte, so a test writes an answer as text an
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from app.chat.tokenizer import byte_symbols
 from app.errors import AppError
-from engine.types import FinishReason, ModelInfo, RequestTimes, SamplingParams, TokenEvent
+from engine.types import FinishReason, MemoryReport, ModelInfo, RequestTimes, SamplingParams, TokenEvent
 
 BOS, EOS, FIM = 256, 257, 258
 SPECIAL = {BOS: "<|im_start|>", EOS: "<|im_end|>", FIM: "<|fim_middle|>"}
@@ -166,11 +166,26 @@ def model_info(**changes: Any) -> ModelInfo:
     return ModelInfo(**facts | changes)
 
 
+def memory_report(*notes: str) -> MemoryReport:
+    return MemoryReport(
+        total_bytes=0,
+        free_bytes_at_start=0,
+        weights_bytes=0,
+        workspace_bytes=0,
+        kv_bytes=0,
+        reserve_bytes=0,
+        num_blocks=64,
+        block_size=16,
+        notes=notes,
+    )
+
+
 @dataclass
 class FakeModel:
     folder: Path
     engine: FakeEngine
     id: str = "fake-model"
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
     info: ModelInfo = field(default_factory=model_info)
 
 

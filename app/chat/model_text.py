@@ -66,27 +66,22 @@ class ModelText:
             return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=True)
         return self.tokenizer.encode(text, add_special_tokens=True)
 
-    def sampling(self, options: SamplingOptions) -> SamplingParams:
-        """The caller's word first, then the model's, then the engine's own default.
+    def sampling(self, options: SamplingOptions, catalogue: Mapping[str, float | int]) -> SamplingParams:
+        """The caller's word first, then the catalogue's, then the model's own file's, then the engine's default.
 
         A stop string that is written as one control token never shows in the text, so it becomes a stop id.
         """
+        defaults = {**self.defaults, **catalogue}
         stop_ids = [token_id for stop in options.stop if (token_id := self.tokenizer.special_id(stop)) is not None]
         return SamplingParams(
             max_tokens=options.max_tokens,
-            temperature=float(self._first_of(options.temperature, "temperature", 1.0)),
-            top_p=float(self._first_of(options.top_p, "top_p", 1.0)),
-            top_k=max(0, int(self._first_of(options.top_k, "top_k", 0))),  # some files write -1 for "all"
+            temperature=float(_first_of(options.temperature, defaults.get("temperature"), 1.0)),
+            top_p=float(_first_of(options.top_p, defaults.get("top_p"), 1.0)),
+            top_k=max(0, int(_first_of(options.top_k, defaults.get("top_k"), 0))),  # some files write -1 for "all"
             seed=options.seed,
             stop_token_ids=(*options.stop_token_ids, *stop_ids),
             ignore_eos=options.ignore_eos,
         )
-
-    def _first_of(self, asked: float | None, name: str, fallback: float) -> Any:
-        if asked is not None:
-            return asked
-        default = self.defaults.get(name)
-        return fallback if default is None else default
 
 
 class ModelTexts:
@@ -101,3 +96,7 @@ class ModelTexts:
             if self._held is None or self._held.folder != folder:
                 self._held = await asyncio.to_thread(ModelText.load, folder)
             return self._held
+
+
+def _first_of(*candidates: Any) -> Any:
+    return next(candidate for candidate in candidates if candidate is not None)

@@ -129,7 +129,7 @@ class ChatService:
     ) -> AsyncGenerator[ChatDelta, None]:
         """Tokens to text. Ends with exactly one delta that has a finish_reason, or raises."""
         written = Detokenizer(text.tokenizer, options.stop)
-        events = model.engine.submit(turn.request_id, prompt_ids, text.sampling(options))
+        events = model.engine.submit(turn.request_id, prompt_ids, text.sampling(options, model.sampling))
         async with aclosing(events):
             last = ""
             async for event in events:

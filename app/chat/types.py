@@ -22,7 +22,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """What the caller asked; None leaves it to generation_config.json, then to the engine's default."""
+    """What the caller asked; None leaves it to the catalogue, generation_config.json, the engine's default, in turn."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -105,12 +105,17 @@ class EngineLike(Protocol):
 
 
 class LoadedModel(Protocol):
-    """A model that can answer now."""
+    """A model that can answer now.
+
+    sampling  the catalogue's defaults for it: temperature, top_p, top_k; empty where it says none
+    """
 
     @property
     def id(self) -> str: ...
     @property
     def folder(self) -> Path: ...
+    @property
+    def sampling(self) -> Mapping[str, float | int]: ...
     @property
     def info(self) -> ModelInfo: ...
     @property

@@ -22,7 +22,7 @@ EMBEDDED_IDS = tuple(f"smollm2-135m-instruct{form}" for form in ("", "-dense", "
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-_SAMPLING_RANGES = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (0, 1_000_000), "max_tokens": (1, 10_000_000)}
+_SAMPLING_RANGES = {"temperature": (0, 100), "top_p": (0.001, 1), "top_k": (0, 1_000_000)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class CatalogEntry:
     format          None where the files have not been looked at (a repository or folder outside the catalogue)
     size_bytes      of the download; 0 where it is not known
     context_length  tokens that the model was trained for; None where it is not known
-    sampling        defaults where a request says nothing: temperature, top_p, top_k, max_tokens
+    sampling        defaults where a request says nothing, before the model's own: temperature, top_p, top_k
     tool_format     name of the format in which it writes tool calls; None where it writes none
     reasoning       the tags that open and close its thinking
     """

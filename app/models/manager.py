@@ -10,7 +10,7 @@ next request, once, however many ask.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from app.models.making import Progress
 from app.settings import Settings
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.types import EngineStats, ModelInfo
+from engine.types import EngineStats, MemoryReport, ModelInfo
 
 _log = logging.getLogger("fireside.models")
 
@@ -60,6 +60,8 @@ class Engine(EngineLike, Protocol):
     @property
     def info(self) -> ModelInfo: ...
     @property
+    def memory(self) -> MemoryReport: ...
+    @property
     def stats(self) -> EngineStats: ...
     @property
     def is_alive(self) -> bool: ...
@@ -78,6 +80,7 @@ class ReadyModel:
 
     id: str
     folder: Path
+    sampling: Mapping[str, float | int]
     engine: Engine
 
     @property
@@ -311,7 +314,9 @@ class ModelManager:
             _engine_config(self._settings, folder),
             on_loading=load.show,
         )
-        return ReadyModel(id=entry.id, folder=folder, engine=engine)
+        for note in engine.memory.notes:
+            _log.warning("%s: %s", entry.id, note)
+        return ReadyModel(id=entry.id, folder=folder, sampling=entry.sampling, engine=engine)
 
 
 def _engine_config(settings: Settings, folder: Path) -> EngineConfig:

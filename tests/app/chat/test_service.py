@@ -35,8 +35,8 @@ class House:
     def __init__(self, folder: Path, script: Script, **info: Any) -> None:
         self.engine = FakeEngine(script)
         self.turns = Turns()
-        model = FakeModel(folder, self.engine, info=model_info(**info))
-        self.service = ChatService(FakeSource(model), observer=self.turns)
+        self.model = FakeModel(folder, self.engine, info=model_info(**info))
+        self.service = ChatService(FakeSource(self.model), observer=self.turns)
 
     async def chat(self, *, last: Role = "user", text: str = "Hi", **fields: Any) -> list[ChatDelta]:
         return [delta async for delta in self.service.stream(chat_request(last=last, text=text, **fields))]
@@ -143,13 +143,21 @@ async def test_a_continued_message_ends_the_prompt_and_keeps_its_blank(folder: P
     assert text_of(deltas) == " of France"
 
 
-async def test_sampling_takes_the_callers_word_then_the_models_then_the_default(tmp_path: Path) -> None:
+async def test_sampling_takes_the_callers_word_then_the_catalogues_then_the_models_then_the_default(
+    tmp_path: Path,
+) -> None:
     config = {"temperature": 0.6, "top_k": 20, "top_p": None}
     house = House(byte_model_folder(tmp_path, generation_config=config), Script())
     await house.chat()
+    house.model.sampling = {"temperature": 0.2}
+    await house.chat()
     await house.chat(sampling={"temperature": 0.0, "top_p": 0.9, "top_k": 0, "seed": 7})
     asked = [params for _, _, params in house.engine.submitted]
-    assert [(p.temperature, p.top_p, p.top_k, p.seed) for p in asked] == [(0.6, 1.0, 20, None), (0.0, 0.9, 0, 7)]
+    assert [(p.temperature, p.top_p, p.top_k, p.seed) for p in asked] == [
+        (0.6, 1.0, 20, None),
+        (0.2, 1.0, 20, None),
+        (0.0, 0.9, 0, 7),
+    ]
 
 
 async def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers_before_the_engine(folder: Path) -> None:

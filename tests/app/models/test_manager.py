@@ -15,8 +15,8 @@ from app.models.making import Progress
 from app.models.manager import ModelManager
 from engine.config import EngineConfig
 from engine.errors import OutOfMemory
-from engine.types import EngineStats, ModelInfo, SamplingParams, TokenEvent
-from tests.fakes import model_info
+from engine.types import EngineStats, MemoryReport, ModelInfo, SamplingParams, TokenEvent
+from tests.fakes import memory_report, model_info
 
 
 class Child:
@@ -25,6 +25,7 @@ class Child:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.info: ModelInfo = model_info()
+        self.memory: MemoryReport = memory_report("The context was made smaller.")
         self.stats = EngineStats(num_steps=7)
         self.is_alive = True
         self.is_closed = False
@@ -66,7 +67,10 @@ class TwoModels:
         self.may_end = threading.Event()
         self.may_end.set()
         self.num_fetches = 0
-        self._entries = {"one": CatalogEntry(id="one", context_length=2000), "two": CatalogEntry(id="two")}
+        self._entries = {
+            "one": CatalogEntry(id="one", context_length=2000, sampling={"temperature": 0.2}),
+            "two": CatalogEntry(id="two"),
+        }
 
     def entries(self) -> list[CatalogEntry]:
         return list(self._entries.values())
@@ -132,6 +136,19 @@ async def test_the_engine_gets_what_the_settings_say(manager: ModelManager, engi
     manager.load("one")
     await manager.acquire("")
     assert engines.children[0].config == EngineConfig(model=str(tmp_path / "one"), max_num_seqs=5, kv_gb=0.5)
+
+
+async def test_the_catalogues_sampling_goes_with_the_model(manager: ModelManager) -> None:
+    manager.load("one")
+    assert (await manager.acquire("")).sampling == {"temperature": 0.2}
+
+
+async def test_what_was_made_smaller_to_fit_is_said_in_the_log(
+    manager: ModelManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager.load("one")
+    await manager.acquire("")
+    assert "one: The context was made smaller." in caplog.text
 
 
 @pytest.mark.parametrize(
