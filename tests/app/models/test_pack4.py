@@ -1,4 +1,4 @@
-"""Packing against plain loops written from the formats' descriptions (unpack.py)."""
+"""Packing against plain readers written from the formats' descriptions (unpack.py)."""
 
 import numpy as np
 import pytest
@@ -59,8 +59,8 @@ def test_gemv_fast_puts_each_code_where_the_format_says(shape: tuple[int, int, i
     packed = pack4.pack_awq_gemv_fast(codes)
     assert packed.dtype == np.int16
     assert packed.shape == (shape[0], 64 * shape[1])
-    found = [[unpack.gemv_fast_code(packed, n, k) for k in range(codes.shape[1])] for n in range(codes.shape[0])]
-    np.testing.assert_array_equal(found, codes)
+    n, k = np.ogrid[: codes.shape[0], : codes.shape[1]]
+    np.testing.assert_array_equal(unpack.gemv_fast_code(packed, n, k), codes)
     np.testing.assert_array_equal(pack4.unpack_awq_gemv_fast(packed), codes)
 
 
