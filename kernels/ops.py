@@ -21,7 +21,7 @@ from kernels.w4 import W4Weight
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
 
 # Rows from which widening or expanding the whole weight once and one dense product beat the kernels that do it as
-# they go (python -m kernels.bench).
+# they go.
 _DENSE_FROM_ROWS = 48
 
 

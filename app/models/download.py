@@ -150,8 +150,7 @@ def _require_loadable(repo: str, names: list[str], wanted: list[str]) -> None:
         400,
         "unsupported_model",
         f"{repo} has no {', no '.join(missing)}" + (f"; it holds {' and '.join(there)}." if there else "."),
-        hint="Choose a repository in GPTQ, AWQ, compressed-tensors or dense safetensors form; most of their names end "
-        "in -GPTQ-Int4, -AWQ or -w4a16.",
+        hint="Choose a repository in GPTQ, AWQ or dense safetensors form; most 4-bit ones end in -GPTQ-Int4 or -AWQ.",
     )
 
 

@@ -1,4 +1,4 @@
-"""config.json -> ModelSpec. To add a family: one function here, one row in its table, one row in test_parity.py."""
+"""config.json -> ModelSpec. To add a family: one function and one row here, one row in tests/checkpoints.py."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

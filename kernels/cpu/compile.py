@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import llvmlite.binding
 import numba
 
-# Idle workers of this layer sleep. OpenMP's spin instead, and on a busy machine a kernel of 50 us then takes a whole
-# scheduler slice of 8 ms (measured, 2 cores under load, 2026-11-30).
+# OpenMP first: its idle workers sleep where OMP_WAIT_POLICY=PASSIVE was set before it was loaded. Spinning ones made a
+# kernel of 50 us take a whole scheduler slice of 8 ms (2 cores under load, 2026-11-30).
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 # LLVM halves the vectors of AVX-512 machines by default, for fear of lower clocks. Here whole ones pay: products of 32
