@@ -1,6 +1,6 @@
 """`python -m app.models.fetch NAME`: put a model on the shelf and print its folder. For benches and scripts.
 
-NAME is a catalogue id, an alias, a repo id or a folder. Progress goes to standard error, only the folder to standard out.
+NAME is a catalogue id, an alias, a repo id or a folder. Progress goes to standard error, the folder to standard out.
 """
 
 import os
