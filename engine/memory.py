@@ -36,7 +36,7 @@ def plan_memory(
     config: EngineConfig, spec: ModelSpec, device: Device, measured: Measured, kv_itemsize: int
 ) -> MemoryPlan:
     """Raises OutOfMemory (with needed and free, by part) or BadRequest (a context beyond the model's)."""
-    asked = _asked_context(config, spec)
+    asked = asked_context(config, spec)
     block_bytes = spec.kv_numbers_per_token * kv_itemsize * config.block_size
     reserve = CUDA_RESERVE_BYTES if device.kind == "cuda" else 0
     budget = _kv_budget(config, device, measured, reserve)
@@ -57,6 +57,18 @@ def plan_memory(
     return MemoryPlan(report, max_model_len)
 
 
+def asked_context(config: EngineConfig, spec: ModelSpec) -> int:
+    """Tokens that a sequence is to hold if memory allows. Raises BadRequest for more than the model was trained for."""
+    if config.max_model_len is None:
+        return spec.context_length
+    if config.max_model_len > spec.context_length:
+        raise BadRequest(
+            f"max_model_len is {config.max_model_len}; this model was trained for {spec.context_length} tokens. "
+            f"Set it to {spec.context_length} or less."
+        )
+    return config.max_model_len
+
+
 def check_weights_fit(config: EngineConfig, device: Device, weights_bytes: int) -> None:
     """Before anything is read: raises OutOfMemory if the checkpoint alone is larger than what this engine may use."""
     free = device.free_bytes()
@@ -68,17 +80,6 @@ def check_weights_fit(config: EngineConfig, device: Device, weights_bytes: int) 
             f"The weights need {_gb(weights_bytes)}; {_gb(allowed)} can be used ({_gb(free)} free of "
             f"{_gb(device.total_bytes())} on {device.name}). Close other programs, or choose a smaller model."
         )
-
-
-def _asked_context(config: EngineConfig, spec: ModelSpec) -> int:
-    if config.max_model_len is None:
-        return spec.context_length
-    if config.max_model_len > spec.context_length:
-        raise BadRequest(
-            f"max_model_len is {config.max_model_len}; this model was trained for {spec.context_length} tokens. "
-            f"Set it to {spec.context_length} or less."
-        )
-    return config.max_model_len
 
 
 def _kv_budget(config: EngineConfig, device: Device, measured: Measured, reserve: int) -> int:

@@ -10,7 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest
 from engine.forward import forward_batch
-from engine.memory import Measured, check_weights_fit, plan_memory
+from engine.memory import Measured, asked_context, check_weights_fit, plan_memory
 from engine.model.architectures import read_spec
 from engine.model.decoder import Decoder, DecoderBuilder
 from engine.model.kv_cache import KVCache
@@ -134,8 +134,7 @@ def _load_decoder(
     def on_layer(done: int) -> None:
         on_progress(f"reading weights, layer {done} of {len(spec.layers)}", 0.05 + 0.8 * done / len(spec.layers))
 
-    max_len = min(config.max_model_len or spec.context_length, spec.context_length)
-    decoder = DecoderBuilder(spec, reader, fmt, device.torch, dtype).build(max_len, on_layer)
+    decoder = DecoderBuilder(spec, reader, fmt, device.torch, dtype).build(asked_context(config, spec), on_layer)
     unused = [name for name in reader.unused() if not name.endswith("rotary_emb.inv_freq")]
     reader.close()
     if unused:
