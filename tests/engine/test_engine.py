@@ -92,6 +92,26 @@ def test_warm_prompt_of_every_length_gets_the_tokens_of_the_cold_one(length: int
     assert {e.num_prompt_tokens for e in (*cold, *warm)} == {length}
 
 
+@pytest.mark.parametrize(("num_long", "most_steps"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("steps_before", range(4))
+def test_short_prompt_gets_its_first_token_in_few_steps_while_long_prompts_are_computed(
+    num_long: int, most_steps: int, steps_before: int
+) -> None:
+    """A step computes 512 tokens at most: the wait is bounded by 512 or 1,024 of them, not by 2,000 and more."""
+    runner = FakeRunner(num_blocks=512, block_size=16, max_model_len=4096, max_num_batched_tokens=512)
+    engine = _engine(runner)
+    for i in range(num_long):
+        engine.add(f"long {i}", tuple(2 + (i + j) % 40 for j in range(2000)), _greedy(1))
+    answers: dict[str, list[int]] = {}
+    for _ in range(steps_before):
+        _collect(engine.step(), answers)
+    engine.add("short", tuple(range(2, 42)), _greedy(1))
+    for _ in range(most_steps):
+        _collect(engine.step(), answers)
+    assert list(answers) == ["short"]
+    assert set(_run(engine, answers)) == {"short", *(f"long {i}" for i in range(num_long))}
+
+
 def test_end_id_of_the_model_stops_and_ignore_eos_goes_on() -> None:
     prompt = next(p for p in ((i,) for i in range(2, VOCAB_SIZE)) if solo_answer(p, 20)[-1] == EOS)
     engine = _engine(FakeRunner())
