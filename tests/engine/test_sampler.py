@@ -46,6 +46,24 @@ def test_draws_follow_the_distribution(temperature: float, top_k: int, top_p: fl
     assert chi_square < degrees + 4.5 * (2 * degrees) ** 0.5  # fixed seed: about 4.5 sigma, and not drawn anew each run
 
 
+@pytest.mark.parametrize(("spread", "top_k", "is_flat"), [(0.01, 0, True), (4.0, 0, False), (0.5, 2000, True)])
+def test_top_p_is_the_same_where_the_likeliest_thousand_hold_it_and_where_they_do_not(
+    spread: float, top_k: int, is_flat: bool
+) -> None:
+    vocab_size, num_draws = 5000, 2000
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(3)) * spread
+    expected = _expected(logits, temperature=1.0, top_k=top_k, top_p=0.7)
+    assert (int((expected > 0).sum()) > 1024) == is_flat
+    rows = [_row(seed=1, position=i, temperature=1.0, top_k=top_k, top_p=0.7) for i in range(num_draws)]
+    drawn = sample(logits.expand(num_draws, -1), rows)
+    assert (expected[drawn] > 0).all()
+    # The same uniform numbers, turned into tokens by the textbook: the first whose running sum passes.
+    order = expected.argsort(descending=True, stable=True)
+    running = expected[order].cumsum(0)
+    numbers = torch.tensor([uniform_number(1, i) for i in range(num_draws)], dtype=torch.float64)
+    assert torch.equal(drawn, order[torch.searchsorted(running, numbers, right=True)])
+
+
 def test_temperature_zero_is_greedy_and_leaves_its_neighbours_alone() -> None:
     logits = torch.randn(3, 100)
     drawn = _row(seed=5, position=9, temperature=1.0)
