@@ -16,6 +16,10 @@ _STATUS_BY_ENGINE_CODE = {
 }
 
 
+# The next step, where the engine's own words cannot know it.
+_HINT_BY_ENGINE_CODE = {"engine_died": "Send it again: a fresh engine process answers the next request."}
+
+
 class AppError(Exception):
     """A refusal that can be shown.
 
@@ -52,4 +56,5 @@ class AppError(Exception):
 
 def from_engine_error(error: EngineError) -> AppError:
     """The one place where an engine error becomes an HTTP status."""
-    return AppError(_STATUS_BY_ENGINE_CODE.get(error.code, 500), error.code, error.message)
+    hint = _HINT_BY_ENGINE_CODE.get(error.code, "")
+    return AppError(_STATUS_BY_ENGINE_CODE.get(error.code, 500), error.code, error.message, hint=hint)

@@ -17,9 +17,6 @@ from app.ui.status import Answerer
 
 _log = logging.getLogger(__name__)
 
-# What a person at the page does next, where the engine's own words cannot know.
-_NEXT_STEP = {"engine_died": "Your next message starts a fresh one."}
-
 
 @dataclass(slots=True)
 class Answer:
@@ -150,9 +147,7 @@ async def _closing(deltas: AsyncIterator[ChatDelta]) -> AsyncIterator[AsyncItera
 
 
 def _in_words(error: Exception) -> str:
-    # AppError has `text`; the engine's errors, which this room does not import, have `message`.
-    message = error.text if isinstance(error, AppError) else getattr(error, "message", None)
-    if isinstance(message, str) and message:
-        return f"{message} {_NEXT_STEP.get(getattr(error, 'code', ''), '')}".strip()
+    if isinstance(error, AppError):
+        return error.text
     _log.exception("An answer broke", exc_info=error)
     return f"Something broke inside Fireside ({type(error).__name__}: {error}). The log has the details."

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from app.chat.types import ChatDelta, ChatRequest, Message
+from app.errors import from_engine_error
 from app.ui.turn import Answer, RunningTurn
 from engine.errors import EngineDied
 from tests.app.ui.scripted import ScriptedService
@@ -107,12 +108,12 @@ async def test_an_error_is_told_in_its_own_words_after_what_had_come() -> None:
 async def test_the_death_of_the_engine_tells_the_next_step() -> None:
     class Dying:
         async def stream(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
-            raise EngineDied("The engine process ended unexpectedly (killed by SIGKILL).")
+            raise from_engine_error(EngineDied("The engine process ended unexpectedly (killed by SIGKILL)."))
             yield ChatDelta()
 
     async with RunningTurn(Dying(), _request("a")) as running:
         answer = await _drain(running)
-    assert answer.error.endswith("(killed by SIGKILL). Your next message starts a fresh one.")
+    assert answer.error.endswith("(killed by SIGKILL). Send it again: a fresh engine process answers the next request.")
 
 
 async def test_an_unforeseen_error_is_named() -> None:
