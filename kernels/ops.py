@@ -20,9 +20,9 @@ from kernels.w4 import W4Weight
 
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
 
-# Rows from which widening or expanding the whole weight once and one dense product beat the kernels that do it as
-# they go.
-_DENSE_FROM_ROWS = 48
+# Rows from which expanding (4 bits) or widening (16 bits) the whole weight once and one dense product beat the kernels
+# that do it as they go (python -m kernels.bench).
+_W4_DENSE_FROM_ROWS, _16_BIT_DENSE_FROM_ROWS = 96, 48
 
 
 def _on_cpu(x: torch.Tensor) -> bool:
@@ -141,7 +141,7 @@ def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
         raise ValueError(f"x has {x.shape[-1]} columns, the weight takes {weight.num_inputs}")
     if not (_on_cpu(x) and cpu_gemm.fits(weight)):
         return reference.w4_linear(x, weight)
-    if x.shape[0] < _DENSE_FROM_ROWS:
+    if x.shape[0] < _W4_DENSE_FROM_ROWS:
         return cpu_gemm.w4_linear(x.contiguous(), weight)
     return (x @ cpu_gemm.dequantize(weight))[:, : weight.num_outputs]
 
@@ -153,7 +153,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """
     if weight.dtype == x.dtype:
         return F.linear(x, weight, bias)
-    if _on_cpu(x) and x.shape[0] < _DENSE_FROM_ROWS:
+    if _on_cpu(x) and x.shape[0] < _16_BIT_DENSE_FROM_ROWS:
         y = cpu_dense.linear(x.contiguous(), weight)
         return y if bias is None else y + bias
     return reference.linear(x, weight, bias)
