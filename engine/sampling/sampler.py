@@ -45,9 +45,10 @@ def _draw(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tens
 
 
 def _draw_truncated(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
-    """Among the likeliest tokens only. What top_k and top_p keep nearly always lies among the first 1,024, and to find
+    """Among the likeliest tokens only.
 
-    those costs a tenth of sorting all; a row whose own probabilities are too flat for that is sorted whole.
+    What top_k and top_p keep nearly always lies among the first 1,024, and to find those costs a tenth of sorting all;
+    a row whose own probabilities are too flat for that is sorted whole.
     """
     probabilities, uniform = _probabilities(logits, rows), _uniform(rows, logits.device)
     top_k, top_p = _limits(rows, probabilities)
