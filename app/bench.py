@@ -269,12 +269,13 @@ async def _first_tokens(client: _Client, rounds: int) -> dict[str, Any]:
 async def _turn(client: _Client) -> _Turn:
     idle = await client.short()
     alone = await client.long()
-    long = asyncio.create_task(client.long())
+    began = time.perf_counter()
+    company = asyncio.create_task(client.long())
     await asyncio.sleep(alone.first_s / 10)  # by now the long prompt is being computed
+    waited_s = time.perf_counter() - began
     short = await client.short()
-    short_was_first = not long.done()
-    await long
-    return _Turn(idle.first_s, short.first_s, alone.first_s, short_was_first)
+    long = await company
+    return _Turn(idle.first_s, short.first_s, alone.first_s, waited_s + short.first_s < long.first_s)
 
 
 if __name__ == "__main__":
