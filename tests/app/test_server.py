@@ -117,6 +117,7 @@ def test_while_the_model_loads_health_tells_and_a_request_waits_for_it(start: St
         answer = client.post("/v1/chat/completions", json={**CHAT, "stream": False, "max_tokens": 3})
         assert answer.json()["choices"][0]["message"]["content"] == "aaa"
         assert client.get("/health").json()["state"] == "ready"
+    app.wait_until_ready()
     ready = [line for line in app.lines if "Fireside is ready" in line]
     assert len(ready) == 1
     assert app.url() in ready[0]

@@ -202,8 +202,8 @@ def test_shift_enter_starts_a_new_line_and_sends_nothing(open_tab: Callable[...,
 
 def test_what_is_typed_while_an_answer_comes_waits_for_its_end(open_tab: Callable[..., Tab], house: House) -> None:
     tab = open_tab()
-    tab.box.fill("count: 60 every 0.05 as n")
-    tab.box.press("Enter")
+    tab.send("count: 60 every 0.05 as n")
+    expect(tab.box).to_have_value("")
     tab.box.press_sequentially("say: next")
     expect(tab.answers.last).to_contain_text("n3 ")
     tab.box.press("Enter")

@@ -201,9 +201,8 @@ async def test_an_error_in_mid_stream_is_an_object_and_then_the_end(folder: Path
     script = Script(token_ids=ids("abcdef"), error=EngineDied("The engine ended."), error_at=4, pause_s=0.15)
     *chunks, last = events(await House(folder, script).chat(stream=True))
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "abcd"
-    assert last == {
-        "error": {"message": "The engine ended.", "type": "server_error", "param": None, "code": "engine_died"}
-    }
+    said = "The engine ended. Send it again: a fresh engine process answers the next request."
+    assert last == {"error": {"message": said, "type": "server_error", "param": None, "code": "engine_died"}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
