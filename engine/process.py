@@ -70,7 +70,7 @@ def _receive(inbox: Connection, requests: queue.SimpleQueue[ToChild]) -> None:
 
 
 def _load(start: Start, outbox: Connection) -> Engine:
-    outbox.send(Loading("starting", 0.0))
+    outbox.send(Loading("starting (the first time compiles the CPU kernels: half a minute)", 0.0))
     module, _, function = start.load_runner.partition(":")
     load_runner = getattr(importlib.import_module(module), function)
     runner = load_runner(start.config, lambda stage, fraction: outbox.send(Loading(stage, fraction)))
