@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from app.background import in_daemon_thread
 from app.chat.types import EngineLike
-from app.errors import AppError, from_engine_error
+from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.making import Progress
 from app.settings import Settings
@@ -351,8 +351,7 @@ def _load_error(load: _Load, error: Exception) -> AppError:
     if isinstance(error, AppError):
         return AppError(503, error.code, error.message, hint=error.hint)
     if isinstance(error, EngineError):
-        known = from_engine_error(error)
-        return AppError(503, known.code, f"`{load.model_id}` could not be loaded: {known.message}", hint=known.hint)
+        return AppError(503, error.code, f"`{load.model_id}` could not be loaded: {error.message}")
     _log.error("loading %s failed", load.model_id, exc_info=error)
     return AppError(503, "load_failed", f"`{load.model_id}` could not be loaded: {type(error).__name__}: {error}")
 
