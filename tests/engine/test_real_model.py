@@ -234,16 +234,18 @@ def _slow(*rows: Sequence[object]) -> list[object]:
     return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
 
 
+_QUICK = [
+    (Form.GPTQ, "eight at once", 20),
+    (Form.GPTQ, "alone in chunks of 7", 2),
+    (Form.AWQ, "alone in chunks of 33", 2),
+    (Form.AWQ, "staggered", 8),
+    (Form.LOSSLESS, "eight at once in chunks of 33", 4),
+]
+_ALL = itertools.product(_QUANTISED, CASES, [20])
+
+
 @pytest.mark.parametrize(
-    ("form", "case", "num_prompts"),
-    [
-        (Form.GPTQ, "eight at once", 20),
-        (Form.GPTQ, "alone in chunks of 7", 2),
-        (Form.AWQ, "alone in chunks of 33", 2),
-        (Form.AWQ, "staggered", 8),
-        (Form.LOSSLESS, "eight at once in chunks of 33", 4),
-        *_slow(*itertools.product(_QUANTISED, CASES, [20])),
-    ],
+    ("form", "case", "num_prompts"), [*_QUICK, *_slow(*(row for row in _ALL if row not in _QUICK))]
 )
 def test_greedy_tokens_are_those_of_transformers(subjects: Subjects, form: Form, case: str, num_prompts: int) -> None:
     subject, (seats, budget, stagger) = subjects(form), CASES[case]
@@ -319,7 +321,10 @@ def test_default_form_predicts_a_text_as_the_dense_source_does(
 def test_rounded_forms_predict_a_text_within_a_quarter_of_the_dense_source(
     subjects: Subjects, folder_of: Callable[[Form], Path], form: Form
 ) -> None:
-    """Measured on the essay's 2,256 tokens (2026-11-30): GPTQ 12.5 % above dense, AWQ 14.2 %."""
+    """Measured (2026-11-30): GPTQ 12.5 % above dense and AWQ 14.2 % on the essay's 2,256 tokens.
+
+    How much rounding costs depends on the text: on the Apache licence, which the model knows nearly by heart, 29 % both.
+    """
     subject, dense = subjects(form), _load(folder_of(Form.DENSE))
     tokens = subject.tokens(ESSAY)
     assert perplexity(subject.runner, tokens) < 1.25 * perplexity(dense, tokens)
