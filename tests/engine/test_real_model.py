@@ -323,7 +323,7 @@ def test_rounded_forms_predict_a_text_within_a_quarter_of_the_dense_source(
 ) -> None:
     """Measured (2026-11-30): GPTQ 12.5 % above dense and AWQ 14.2 % on the essay's 2,256 tokens.
 
-    How much rounding costs depends on the text: on the Apache licence, which the model knows nearly by heart, 29 % both.
+    What rounding costs depends on the text: on that of the Apache licence both are 29 % above.
     """
     subject, dense = subjects(form), _load(folder_of(Form.DENSE))
     tokens = subject.tokens(ESSAY)
