@@ -1,27 +1,23 @@
 """ModelRunner: a plan in, one token id for each sequence that samples out. Owns the weights and the KV cache."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest
 from engine.forward import forward_batch
 from engine.memory import Measured, asked_context, check_weights_fit, plan_memory
-from engine.model.architectures import read_spec
 from engine.model.decoder import Decoder, DecoderBuilder
 from engine.model.kv_cache import KVCache
 from engine.model.spec import ModelSpec
 from engine.plan import BatchPlan, ScheduledSequence
-from engine.quant.base import Format
-from engine.quant.formats import open_format
 from engine.sampling.sampler import sample
 from engine.types import MemoryReport, ModelInfo, SamplingParams
 from engine.weights.reader import CheckpointReader
-from kernels.device import Device, open_device, usable_cores
+from kernels.device import Device, open_device, usable_cores, use_threads
 
 Progress = Callable[[str, float], None]
 
@@ -73,39 +69,42 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     on_progress("looking at the device", 0.0)
     device = _open_device(config)
     free_at_start = device.free_bytes()
-    folder = Path(config.model)
-    model_config = _read_json(folder / "config.json")
-    spec = read_spec(model_config)
+    checkpoint = open_checkpoint(Path(config.model))
+    spec = checkpoint.spec
     dtype = _compute_dtype(config, spec, device)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _KV_DTYPES[config.kv_cache_dtype]
-    fmt = open_format(folder, model_config)
-    decoder, weights_bytes = _load_decoder(config, folder, spec, fmt, device, dtype, on_progress)
+    decoder, weights_bytes = _load_decoder(config, checkpoint, device, dtype, on_progress)
 
     on_progress("sizing the KV cache", 0.9)
-    measured = Measured(
-        free_at_start=free_at_start,
-        weights=weights_bytes,
-        workspace=_measure_workspace(config, decoder, device, kv_dtype),
-    )
+    workspace_bytes = _measure_workspace(config, decoder, device, kv_dtype)
+    measured = Measured(free_at_start=free_at_start, weights=weights_bytes, workspace=workspace_bytes)
     plan = plan_memory(config, spec, device, measured, kv_dtype.itemsize)
     cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch)
-    info = ModelInfo(
+    info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
+    runner = ModelRunner(decoder, cache, device, info, plan.report)
+
+    on_progress("warming up", 0.95)
+    runner.run(_probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size))
+    return runner
+
+
+def _model_info(
+    config: EngineConfig, checkpoint: Checkpoint, device: Device, dtype: torch.dtype, max_model_len: int
+) -> ModelInfo:
+    spec = checkpoint.spec
+    return ModelInfo(
         architecture=spec.architecture,
-        quantization=fmt.name if fmt else None,
+        quantization=checkpoint.format.name if checkpoint.format else None,
         dtype=str(dtype).removeprefix("torch."),
         device=device.name,
         vocab_size=spec.vocab_size,
         num_layers=len(spec.layers),
-        max_model_len=plan.max_model_len,
+        max_model_len=max_model_len,
         context_length=spec.context_length,
-        eos_token_ids=_eos_token_ids(folder, model_config),
+        eos_token_ids=checkpoint.eos_token_ids,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_batched_tokens(config, device),
     )
-    runner = ModelRunner(decoder, cache, device, info, plan.report)
-    on_progress("warming up", 0.95)
-    runner.run(_probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size))
-    return runner
 
 
 def _open_device(config: EngineConfig) -> Device:
@@ -113,28 +112,24 @@ def _open_device(config: EngineConfig) -> Device:
         device = open_device(config.device)
     except RuntimeError as error:
         raise BadRequest(str(error)) from error
-    torch.set_num_threads(config.num_threads or usable_cores())
+    use_threads(config.num_threads or usable_cores())
     return device
 
 
 def _load_decoder(
-    config: EngineConfig,
-    folder: Path,
-    spec: ModelSpec,
-    fmt: Format | None,
-    device: Device,
-    dtype: torch.dtype,
-    on_progress: Progress,
+    config: EngineConfig, checkpoint: Checkpoint, device: Device, dtype: torch.dtype, on_progress: Progress
 ) -> tuple[Decoder, int]:
     """The decoder and the bytes that its weights take."""
-    reader = CheckpointReader(folder)
+    spec = checkpoint.spec
+    reader = CheckpointReader(checkpoint.folder)
     check_weights_fit(config, device, reader.total_bytes())
     allocated_before = torch.cuda.memory_allocated() if device.kind == "cuda" else 0
 
     def on_layer(done: int) -> None:
         on_progress(f"reading weights, layer {done} of {len(spec.layers)}", 0.05 + 0.8 * done / len(spec.layers))
 
-    decoder = DecoderBuilder(spec, reader, fmt, device.torch, dtype).build(asked_context(config, spec), on_layer)
+    builder = DecoderBuilder(spec, reader, checkpoint.format, device.torch, dtype)
+    decoder = builder.build(asked_context(config, spec), on_layer)
     unused = [name for name in reader.unused() if not name.endswith("rotary_emb.inv_freq")]
     reader.close()
     if unused:
@@ -204,22 +199,3 @@ def _chunk_plan(token_ids: tuple[int, ...], start: int, blocks: int) -> BatchPla
     """A part of one sequence that lies in the first blocks of the cache and samples nothing."""
     table = tuple(range(blocks))
     return BatchPlan((ScheduledSequence("", token_ids, start, table, False, 0, SamplingParams(), 0),))
-
-
-def _eos_token_ids(folder: Path, model_config: dict[str, Any]) -> tuple[int, ...]:
-    """generation_config.json knows all end ids (Llama 3 has three), config.json often only one."""
-    path = folder / "generation_config.json"
-    generation = _read_json(path) if path.exists() else {}
-    ids = generation.get("eos_token_id", model_config.get("eos_token_id"))
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (ids,)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BadCheckpoint(f"{path.parent.name} has no {path.name}. The folder is no model, or incomplete.") from error
-    except json.JSONDecodeError as error:
-        raise BadCheckpoint(f"{path.name} of {path.parent.name} is not JSON ({error}). Download it again.") from error

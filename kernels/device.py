@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from kernels.cpu import compile as cpu_compile
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -44,3 +46,9 @@ def open_device(kind: str) -> Device:
 def usable_cores() -> int:
     """Cores that this process may run on (a container may grant fewer than the machine has)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_threads(count: int) -> None:
+    """CPU threads of torch and of our own kernels."""
+    torch.set_num_threads(count)
+    cpu_compile.set_threads(count)

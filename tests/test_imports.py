@@ -25,7 +25,15 @@ TORCH_FREE = (
     *("engine.sequence", "engine.scheduler", "engine.engine", "engine.process", "engine.client"),
 )
 _TORCH_HALF = (
-    *("engine.forward", "engine.runner", "engine.graphs", "engine.memory", "engine.sampling", "engine.model"),
+    *(
+        "engine.checkpoint",
+        "engine.forward",
+        "engine.runner",
+        "engine.graphs",
+        "engine.memory",
+        "engine.sampling",
+        "engine.model",
+    ),
     *("engine.weights", "engine.quant", "kernels.ops", "kernels.device", "kernels.w4"),
 )
 _WORDS = ("engine.types", "engine.errors")
