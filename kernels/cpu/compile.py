@@ -13,7 +13,7 @@ numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 # LLVM halves the vectors of AVX-512 machines by default, for fear of lower clocks. Here whole ones pay: products of 32
 # rows ran 1.5 to 2.5 times as fast (Sapphire Rapids, 2026-11-30).
 _features = llvmlite.binding.get_host_cpu_features()
-if _features.get("avx512f"):
+if _features.get("avx512f") and not numba.config.CPU_NAME:  # NUMBA_CPU_NAME=haswell shows what an AVX2 machine runs
     numba.config.CPU_NAME = llvmlite.binding.get_host_cpu_name()
     numba.config.CPU_FEATURES = _features.flatten() + ",-prefer-256-bit"
 
