@@ -12,7 +12,8 @@ _STATUS_BY_ENGINE_CODE = {
     "out_of_memory": 503,
     "unsupported_model": 501,
     "bad_checkpoint": 500,
-    "engine_died": 500,
+    "engine_died": 503,
+    "engine_closed": 503,
 }
 
 

@@ -10,14 +10,14 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from engine import process
 from engine.config import EngineConfig
-from engine.errors import BadRequest, EngineDied, EngineError, error_from_code
+from engine.errors import BadRequest, EngineClosed, EngineDied, EngineError, error_from_code
 from engine.messages import Abort, Failed, FromChild, Loading, Ready, Shutdown, Stats, Submit, ToChild, Tokens
 from engine.process import MODEL_RUNNER, Start
 from engine.types import EngineStats, MemoryReport, ModelInfo, SamplingParams, TokenEvent
@@ -117,10 +117,10 @@ class EngineClient:
                 self._send(Abort((request_id,)))
 
     async def close(self) -> None:
-        """End the child, within about two seconds whatever it does. Who still waits gets EngineDied."""
+        """End the child, within about two seconds whatever it does. Who still waits gets EngineClosed."""
         if self._death is None:
             is_loading = not self._ready.done()
-            self._die(EngineDied("engine closed"))
+            self._die(EngineClosed("The model was unloaded or Fireside is ending."))
             if is_loading:
                 self._process.terminate()  # it reads no Shutdown before it is ready
             self._send(Shutdown())
@@ -215,10 +215,27 @@ def _spawn(start: Start) -> tuple[multiprocessing.process.BaseProcess, Connectio
     child_inbox, inbox = context.Pipe(duplex=False)
     outbox, child_outbox = context.Pipe(duplex=False)
     child = context.Process(target=process.main, args=(start, child_inbox, child_outbox), name="engine", daemon=True)
-    child.start()
+    with _sigint_ignored():
+        child.start()
     child_inbox.close()  # the child's ends are open in the child alone, so that its death closes them
     child_outbox.close()
     return child, inbox, outbox
+
+
+@contextlib.contextmanager
+def _sigint_ignored() -> Iterator[None]:
+    """What is started here inherits that it ignores Ctrl-C, also while its Python has not got to our code yet (POSIX).
+
+    Only the main thread may set a handler; a child that another thread starts ignores it from `process.main` on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _how_it_ended(exit_code: int | None) -> str:

@@ -8,6 +8,7 @@ EngineError            code, message; picklable, so that it crosses the process 
 ├── UnsupportedModel   an architecture, quantisation or setting that we do not read
 ├── BadCheckpoint      files that are missing, incomplete or contradict their config
 └── EngineDied         the child process ended; every waiting request gets this
+    └── EngineClosed   it was ended on purpose
 """
 
 
@@ -49,6 +50,10 @@ class EngineDied(EngineError):
     code = "engine_died"
 
 
+class EngineClosed(EngineDied):
+    code = "engine_closed"
+
+
 _BY_CODE: dict[str, type[EngineError]] = {
     kind.code: kind
     for kind in (
@@ -60,6 +65,7 @@ _BY_CODE: dict[str, type[EngineError]] = {
         UnsupportedModel,
         BadCheckpoint,
         EngineDied,
+        EngineClosed,
     )
 }
 

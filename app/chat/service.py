@@ -141,7 +141,7 @@ class ChatService:
                 if last:
                     yield ChatDelta(text=last)
             else:
-                raise AppError(500, "engine_died", "The engine ended this answer without saying why.")
+                raise AppError(500, "internal_error", "The engine ended this answer without saying why.")
         yield _last_delta(turn, last + written.finish())
 
     def _count(self, turn: TurnRecord, event: TokenEvent) -> None:

@@ -134,7 +134,7 @@ def test_ending_with_an_open_stream_tells_the_client_and_leaves_no_process(start
         next(lines), next(lines)
         app.process.send_signal(number)
         last = list(lines)[-1]
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_died"
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_closed"
     app.leaves_nothing()
 
 

@@ -172,11 +172,19 @@ async def test_errors_are_the_clients_own_classes(folder: Path) -> None:
 
 async def test_a_permanent_fault_is_not_posted_again(folder: Path) -> None:
     """Else one failure after a long generation becomes three generations."""
-    house = House(folder, Script(token_ids=ids("x"), error=EngineDied("gone")))
+    house = House(folder, Script(token_ids=ids("x"), error=RuntimeError("a fault of ours")))
     async with openai_client(house) as client:
         with pytest.raises(openai.InternalServerError):
             await client.with_options(max_retries=2).chat.completions.create(model="", messages=[USER])
     assert len(house.engine.submitted) == 1
+
+
+async def test_a_request_that_an_engine_took_with_it_is_posted_again(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("x"), error=EngineDied("gone")))
+    async with openai_client(house) as client:
+        with pytest.raises(openai.InternalServerError, match="Send it again"):
+            await client.with_options(max_retries=1).chat.completions.create(model="", messages=[USER])
+    assert len(house.engine.submitted) == 2
 
 
 async def test_a_failure_in_mid_stream_raises_in_the_client(folder: Path) -> None:

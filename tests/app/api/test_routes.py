@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.errors import EngineDied, TooManyRequests
+from engine.errors import EngineClosed, EngineDied, TooManyRequests
 from engine.types import EngineStats
 from tests.app.api.house import USER, House
 from tests.fakes import EOS, FakeHealth, Script, byte_model_folder, ids
@@ -203,6 +203,12 @@ async def test_an_error_in_mid_stream_is_an_object_and_then_the_end(folder: Path
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "abcd"
     said = "The engine ended. Send it again: a fresh engine process answers the next request."
     assert last == {"error": {"message": said, "type": "server_error", "param": None, "code": "engine_died"}}
+
+
+async def test_a_model_that_was_closed_on_purpose_promises_no_fresh_engine(folder: Path) -> None:
+    script = Script(token_ids=ids("abc"), error=EngineClosed("The model was unloaded."), error_at=2)
+    error = error_of(await House(folder, script).chat(), 503)
+    assert (error["code"], error["message"]) == ("engine_closed", "The model was unloaded.")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -12,7 +12,7 @@ from app.chat.model_text import ModelText
 from app.chat.service import ChatService, TurnRecord
 from app.chat.types import ChatDelta, ChatRequest, CompletionRequest, Message, Role, SamplingOptions
 from app.errors import AppError
-from engine.errors import ContextTooLong, EngineDied, TooManyRequests
+from engine.errors import ContextTooLong, EngineClosed, EngineDied, TooManyRequests
 from engine.types import FinishReason
 from tests.fakes import BOS, EOS, FIM, FakeEngine, FakeModel, FakeSource, Script, byte_model_folder, ids, model_info
 
@@ -182,7 +182,13 @@ async def test_a_token_id_outside_the_vocabulary_is_refused(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(ContextTooLong("too long"), 400), (TooManyRequests("full"), 429), (EngineDied("gone"), 500)]
+    ("error", "status"),
+    [
+        (ContextTooLong("too long"), 400),
+        (TooManyRequests("full"), 429),
+        (EngineDied("gone"), 503),
+        (EngineClosed("closed"), 503),
+    ],
 )
 async def test_an_engine_error_becomes_an_app_error_and_is_counted(folder: Path, error: Exception, status: int) -> None:
     house = House(folder, Script(token_ids=ids("abc"), error=error, error_at=1))
