@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -116,6 +117,7 @@ def is_ready(wanted: dict) -> bool:
         and found.get("pins") == wanted["pins"]
         and set(wanted["extras"]) <= set(found["extras"])
         and _is_sound(found, wanted)
+        and not damaged_packages()
     )
 
 
@@ -125,7 +127,23 @@ def _is_sound(found: dict, wanted: dict) -> bool:
         found.get("folder") == wanted["folder"]
         and found.get("torch") == wanted["torch"]
         and found.get("python") == venv_python_version()
+        and not any(info.name.startswith("pip-") for info in damaged_packages())
     )
+
+
+def damaged_packages() -> list[Path]:
+    """The .dist-info of packages whose files are gone: a folder or module at the top that RECORD lists is not there."""
+    sites = [*VENV.glob("lib/python*/site-packages"), *VENV.glob("Lib/site-packages")]
+    return [info for site in sites for info in site.glob("*.dist-info") if _is_damaged(info)]
+
+
+def _is_damaged(info: Path) -> bool:
+    try:
+        record = (info / "RECORD").read_bytes()
+    except OSError:
+        return True
+    tops = set(re.findall(rb'(?m)^"?([^/,"\r\n]+)', record)) - {b"__pycache__"}  # which Python makes again by itself
+    return not all((info.parent / os.fsdecode(top)).exists() for top in tops)
 
 
 def venv_python_version() -> str:
@@ -146,6 +164,8 @@ def _install(wanted: dict) -> None:
     extras = sorted({*wanted["extras"], *(found["extras"] if sound else ())})
     if sound:
         _say(1, f"Repairing or updating {VENV}")
+        for info in damaged_packages():  # while it stands, pip believes that the package is installed
+            shutil.rmtree(info)
         version = found["python"]
     else:
         _say(1, f"Making {VENV} with Python {platform.python_version()}")

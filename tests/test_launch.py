@@ -178,6 +178,25 @@ def test_a_half_made_environment_is_repaired(prepared: Clone) -> None:
     assert "small-1.0.dist-info" in prepared.installed()
 
 
+@pytest.mark.parametrize("lost", ["torch", "small.py"])
+def test_a_package_whose_files_are_gone_is_installed_again(prepared: Clone, lost: str) -> None:
+    prepared.run()
+    [path] = (prepared.folder / ".venv").glob(f"[Ll]ib/**/site-packages/{lost}")
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    repaired = prepared.run()
+    assert "[1/3] Repairing" in repaired.stdout and repaired.returncode == 3, repaired.stderr
+    assert path.exists()
+    assert "/3]" not in prepared.run().stdout
+
+
+def test_an_environment_whose_pip_is_gone_is_made_anew(prepared: Clone) -> None:
+    prepared.run()
+    [pip] = (prepared.folder / ".venv").glob("[Ll]ib/**/site-packages/pip")
+    shutil.rmtree(pip)
+    assert "[1/3] Making" in prepared.run().stdout
+    assert (pip / "__init__.py").exists()
+
+
 def test_an_environment_whose_python_is_gone_or_that_was_moved_is_made_anew(prepared: Clone) -> None:
     for path in (prepared.folder / ".venv").rglob("python*"):
         if path.is_symlink():
