@@ -6,6 +6,7 @@ folder that was copied by hand.
 
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)  # w
 
 
 def is_whole(folder: Path) -> bool:
-    """Everything a load needs is there at full length: config, tokenizer, every shard."""
+    """Everything a load needs is there: config and tokenizer that can be read, every shard at full length."""
     return not problems(folder)
 
 
@@ -22,13 +23,29 @@ def problems(folder: Path) -> list[str]:
     """What keeps this folder from being a model, in words; empty for a whole one."""
     if not folder.is_dir():
         return [f"{folder} is not a folder"]
-    needed = ("config.json", "tokenizer.json")
-    missing = [f"{name} is missing" for name in needed if not (folder / name).is_file()]
-    return missing + _weight_problems(folder)
+    found = (_json_problem(folder / name) for name in ("config.json", "tokenizer.json"))
+    return [problem for problem in found if problem] + _weight_problems(folder)
 
 
 def bytes_on_disk(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _json_problem(path: Path) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    try:
+        stat = path.stat()
+        is_object = _is_json_object(path, stat.st_mtime_ns, stat.st_size)
+    except _UNREADABLE:
+        is_object = False
+    return None if is_object else f"{path.name} is no JSON object that can be read"
+
+
+@lru_cache(maxsize=256)
+def _is_json_object(path: Path, mtime_ns: int, num_bytes: int) -> bool:
+    """Kept for as long as the file stays the same: a large tokenizer takes a tenth of a second, lists ask often."""
+    return isinstance(json.loads(path.read_bytes()), dict)
 
 
 def _weight_problems(folder: Path) -> list[str]:

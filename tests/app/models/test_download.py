@@ -28,7 +28,7 @@ def model_files() -> dict[str, bytes]:
     return {
         "config.json": b'{"model_type": "llama"}',
         "generation_config.json": b"{}",
-        "tokenizer.json": b"{}" * 200,
+        "tokenizer.json": b'{"a": "' + b"x" * 400 + b'"}',
         "model.safetensors": save(weights),
         "README.md": b"not wanted",
         "onnx/config.json": b"not wanted",
@@ -81,6 +81,13 @@ def test_what_is_there_asks_the_network_nothing(hub: FakeHub, tmp_path: Path) ->
     hub.requests.clear()
     fetch(REPO, None, tmp_path / "tiny", silent)
     assert hub.requests == []
+
+
+def test_a_tokenizer_that_was_cut_short_is_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
+    tokenizer = fetch(REPO, None, tmp_path / "tiny", silent) / "tokenizer.json"
+    tokenizer.write_text('{"a')
+    fetch(REPO, None, tmp_path / "tiny", silent)
+    assert tokenizer.read_bytes() == model_files()["tokenizer.json"]
 
 
 def test_a_line_that_breaks_is_taken_up_at_the_last_byte(hub: FakeHub, tmp_path: Path) -> None:

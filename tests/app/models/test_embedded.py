@@ -162,6 +162,16 @@ def test_a_damaged_form_is_made_again(tmp_path: Path, wheel: Wheel) -> None:
     assert weights.read_bytes() == whole
 
 
+@pytest.mark.parametrize(("name", "damaged"), [("config.json", b""), ("tokenizer.json", b'{"a')])
+def test_a_form_whose_json_was_cut_is_made_again(tmp_path: Path, wheel: Wheel, name: str, damaged: bytes) -> None:
+    models_dir = tmp_path / "models"
+    path = ensure_embedded(Form.LOSSLESS, models_dir, silent, wheel) / name
+    whole = path.read_bytes()
+    path.write_bytes(damaged)
+    ensure_embedded(Form.LOSSLESS, models_dir, silent, wheel)
+    assert path.read_bytes() == whole
+
+
 class _Break(Exception):
     pass
 

@@ -43,6 +43,18 @@ def test_each_needed_file_is_missed(folder: Path, name: str) -> None:
     assert not is_whole(folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("damaged", [b"", b'{"a', b"[1]", b"\xff\xfe\xff", b"\0" * 40])
+def test_a_json_file_that_is_cut_or_no_object_is_a_problem_also_after_it_was_whole(
+    folder: Path, name: str, damaged: bytes
+) -> None:
+    assert is_whole(folder)
+    (folder / name).write_bytes(damaged)
+    assert problems(folder) == [f"{name} is no JSON object that can be read"]
+    (folder / name).write_text('{"whole": "again"}')
+    assert is_whole(folder)
+
+
 @pytest.mark.parametrize("length", [0, 4, 8, 60, len(WEIGHTS) - 1, len(WEIGHTS) + 1])
 def test_weights_of_any_other_length_are_not_whole(folder: Path, length: int) -> None:
     (folder / "model.safetensors").write_bytes((WEIGHTS + b"x")[:length])
