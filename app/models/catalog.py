@@ -88,16 +88,17 @@ class Catalog:
         return CatalogEntry(id=name, repo=name) if _REPO.fullmatch(name) else None
 
     def resolve(self, name: str) -> CatalogEntry:
-        """As `find`. Raises AppError 404 model_not_found with what there is."""
+        """As `find`. Raises AppError: 404 with what there is; 501 or 400 for a path that holds no model."""
         entry = self.find(name)
         if entry is not None:
             return entry
+        _refuse_path_without_model(name)
         close = difflib.get_close_matches(name.casefold(), self._by_name, n=1)
         guess = f"Did you mean {close[0]}? " if close else ""
         raise AppError(
             404,
             "model_not_found",
-            f"{name!r} is no catalogue id, no alias, no repository (owner/name) and no folder with a config.json.",
+            f"{name!r} is no catalogue id, no alias, no repository (owner/name) and no folder.",
             hint=f"{guess}There are: {', '.join(entry.id for entry in self.entries)}.",
             param="model",
         )
@@ -116,6 +117,33 @@ def _model_folder(name: str) -> Path | None:
         return folder if name and (folder / "config.json").is_file() else None
     except (OSError, ValueError, RuntimeError):  # no path at all: too long, a NUL inside, a home that is unknown
         return None
+
+
+def _refuse_path_without_model(name: str) -> None:
+    """Raises AppError where `name` is a path that exists; what keeps it from being a model is then the better word."""
+    try:
+        path = Path(name).expanduser()
+        if not name or not path.exists():
+            return
+        is_gguf = path.suffix.lower() == ".gguf" or (path.is_dir() and any(path.glob("*.[gG][gG][uU][fF]")))
+        is_folder = path.is_dir()
+    except (OSError, ValueError, RuntimeError):
+        return
+    if is_gguf:
+        raise AppError(
+            501,
+            "unsupported_model",
+            f"{name!r} holds a model as GGUF, which Fireside does not read.",
+            hint="Get the same model as GPTQ, AWQ or plain safetensors: a folder with a config.json.",
+            param="model",
+        )
+    raise AppError(
+        400,
+        "bad_checkpoint",
+        f"{name!r} exists, but has no config.json." if is_folder else f"{name!r} is a file, not a model's folder.",
+        hint="A model's folder has a config.json, a tokenizer.json and .safetensors files.",
+        param="model",
+    )
 
 
 # --- reading, with the place of each key kept for the messages

@@ -96,7 +96,7 @@ def test_the_catalogue_comes_before_a_folder_of_the_same_name(tmp_path: Path, mo
     assert load(tmp_path, GOOD).resolve("small").repo == "org/small-AWQ"
 
 
-@pytest.mark.parametrize("name", ["smal", "", "a/b/c", "../..", "~nobody-here/x", "x\0y", "x" * 5000, "/", "org/"])
+@pytest.mark.parametrize("name", ["smal", "", "a/b/c", "../no-such", "~nobody-here/x", "x\0y", "x" * 5000, "org/"])
 def test_a_name_that_leads_nowhere_is_a_404_that_lists_what_there_is(tmp_path: Path, name: str) -> None:
     catalog = load(tmp_path, GOOD)
     assert catalog.find(name) is None
@@ -104,6 +104,29 @@ def test_a_name_that_leads_nowhere_is_a_404_that_lists_what_there_is(tmp_path: P
         catalog.resolve(name)
     assert (refused.value.status, refused.value.code) == (404, "model_not_found")
     assert "There are: small." in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["", "model.Q4_K_M.gguf"])
+def test_gguf_is_refused_with_the_formats_to_get_instead(tmp_path: Path, name: str) -> None:
+    catalog = load(tmp_path, GOOD)
+    folder = tmp_path / "some-gguf"
+    folder.mkdir()
+    (folder / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(AppError, match="GGUF, which Fireside does not read") as refused:
+        catalog.resolve(str(folder / name))
+    assert (refused.value.status, refused.value.code) == (501, "unsupported_model")
+    assert "GPTQ, AWQ or plain safetensors" in refused.value.hint
+
+
+def test_a_path_that_exists_without_a_config_says_just_that(tmp_path: Path) -> None:
+    catalog = load(tmp_path, GOOD)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(AppError, match=r"exists, but has no config\.json") as refused:
+        catalog.resolve(str(tmp_path / "empty"))
+    assert (refused.value.status, refused.value.code) == (400, "bad_checkpoint")
+    with pytest.raises(AppError, match="is a file, not a model's folder"):
+        catalog.resolve(str(tmp_path / "notes.txt"))
 
 
 def test_a_near_miss_is_guessed(tmp_path: Path) -> None:
