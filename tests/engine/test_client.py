@@ -200,6 +200,20 @@ async def test_load_that_fails_raises_its_own_error(runner: str, error: type[Eng
 
 
 @posix_only
+async def test_ctrl_c_of_the_whole_group_while_the_childs_python_starts_leaves_the_child_alone() -> None:
+    own_handler = signal.getsignal(signal.SIGINT)
+    before = _engine_children()
+    starting = _start("load_fake")
+    await asyncio.sleep(0)  # the child is made now, and has not run a line of ours
+    (child,) = _engine_children() - before
+    os.kill(child, signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is own_handler
+    client = await starting
+    assert client.pid == child
+    await client.close()
+
+
+@posix_only
 async def test_child_killed_while_loading_is_an_error_of_the_start() -> None:
     loading = asyncio.Event()
     before = _engine_children()
