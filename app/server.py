@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit code of a whole run with these flags."""
     try:
         settings = settings_module.load(settings_module.read_flags(argv), os.environ)
+        settings_module.make_home(settings.home)
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
@@ -59,7 +60,7 @@ def serve(settings: Settings) -> int:
         return 1
     try:
         asyncio.run(_Run(settings, listener).until_ended())
-    except AppError as error:  # a models.yaml that cannot be read, say
+    except AppError as error:  # a models.yaml that cannot be read, a model that does not exist
         print(error.text, file=sys.stderr)
         _exit(1)
     _exit(0)
@@ -205,12 +206,15 @@ class _Run:
         _begin_watch(asyncio.get_running_loop(), ended)
         print(f"Fireside is starting at {self._url} (Ctrl-C ends it).", flush=True)
         manager = await in_daemon_thread(lambda: new_manager(self._settings))
+        manager.check(self._settings.model)
         manager.load(self._settings.model)  # the child starts now; it has more to import than we have
         told = asyncio.create_task(self._tell(manager))
         serving = asyncio.create_task(self._serve(manager))
         ending = asyncio.create_task(ended.wait())
         await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
+        if ended.is_set():
+            _show("Fireside is ending.", passing=False)
         if self._server is None:
             serving.cancel()
         else:
@@ -230,12 +234,20 @@ class _Run:
         """The start in the terminal: each stage (with its share where a line can be rewritten), then the address."""
         shown = ""
         while not self._is_answering(now := manager.status()):
-            line = _progress_line(now) if sys.stdout.isatty() else now.error or now.stage.split(",")[0]
+            line = self._start_line(now)
             if line and line != shown:
                 _show(line, passing=now.state == "loading")
                 shown = line
             await asyncio.sleep(0.1)
         _show(f"Fireside is ready: {self._url}  ({now.model}, {now.max_model_len:,} tokens of context)", passing=False)
+
+    def _start_line(self, now: "ModelStatus") -> str:
+        if now.error:
+            return (
+                f"{now.error}\nThe page is at {self._url}; the next message there tries again. "
+                "To take another model: Ctrl-C, then start with --model."
+            )
+        return _progress_line(now) if sys.stdout.isatty() else now.stage.split(",")[0]
 
     def _is_answering(self, now: "ModelStatus") -> bool:
         return now.state == "ready" and self._server is not None and self._server.started
@@ -255,7 +267,7 @@ def _make_server(app: "FastAPI") -> "uvicorn.Server":
 
 
 def _progress_line(now: "ModelStatus") -> str:
-    if now.error or now.fraction is None:
+    if now.fraction is None:
         return now.detail
     done = round(now.fraction * 24)
     return f"[{'#' * done}{'.' * (24 - done)}] {now.detail}"

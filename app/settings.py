@@ -9,6 +9,7 @@ import difflib
 import math
 import os
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -295,6 +296,18 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str]) -> Settings:
     )
 
 
+def make_home(home: Path) -> None:
+    """Let the home folder be there, and see that it takes a file. Raises SettingsError."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"The home folder {home} cannot be written: {error.strerror}. Choose another with --home FOLDER."
+        ) from None
+
+
 def _pick(
     row: Setting,
     flags: Mapping[str, Any],
@@ -321,7 +334,7 @@ def _read_file(path: Path) -> dict[str, object]:
     """The keys of settings.yaml; none where there is no such file."""
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter is for `make_home` to tell
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read: {error}.") from None

@@ -187,6 +187,10 @@ class ModelManager:
         self._is_closed = False
         self._created = int(time.time())
 
+    def check(self, name: str) -> None:
+        """Raises AppError 404 with what there is, where no model can go by this name. Asks no network."""
+        self._shelf.resolve(name)
+
     def load(self, name: str) -> None:
         """Begin to bring this model in hand; the one in hand goes first. Returns at once: see `status`, `acquire`."""
         if self._is_closed:

@@ -1,7 +1,7 @@
 """A whole server in a process of its own, as test_server starts it: the real child, a model of bytes, no torch.
 
-`python lone_server.py [flags of launch.py]`. While `<home>/hold` exists the model keeps loading. The page is one word,
-so that no start waits for Gradio.
+`python lone_server.py [flags of launch.py]`. While `<home>/hold` exists the model keeps loading; with
+--kv-gb 0.125 it is refused. The page is one word, so that no start waits for Gradio.
 """
 
 import functools
@@ -22,6 +22,7 @@ from app.models.manager import ModelManager
 from app.settings import Settings
 from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.errors import OutOfMemory
 from engine.plan import BatchPlan
 from engine.types import MemoryReport
 from tests.fakes import byte_model_folder, model_info
@@ -49,6 +50,8 @@ class EndlessRunner:
 
 
 def load(config: EngineConfig, on_progress: Callable[[str, float], None]) -> EndlessRunner:
+    if config.kv_gb == 0.125:
+        raise OutOfMemory("no room for that")
     while (Path(config.model).parent / "hold").exists():
         on_progress("held", 0.5)
         time.sleep(0.02)

@@ -139,11 +139,43 @@ def test_ending_with_an_open_stream_tells_the_client_and_leaves_no_process(start
 
 
 @posix_only
-def test_ending_in_the_middle_of_a_load_leaves_no_process(start: Start) -> None:
+def test_ending_in_the_middle_of_a_load_says_so_once_and_leaves_no_process(start: Start) -> None:
     app = start(is_held=True)
     app.wait_for_child()
-    app.process.send_signal(signal.SIGINT)
+    os.killpg(app.process.pid, signal.SIGINT)  # as a terminal does: to the child too, whose Python has just begun
     app.leaves_nothing()
+    until(lambda: "Fireside is ending." in app.output, "the last line")
+    assert app.lines.count("Fireside is ending.") == 1
+    assert "Traceback" not in app.output
+
+
+def test_a_load_that_fails_is_told_with_the_way_on_and_leaves_the_server_up(start: Start) -> None:
+    app = start("--kv-gb", "0.125")  # which this server's runner refuses
+    until(lambda: "tries again" in app.output, "the way on")
+    assert "no room for that" in app.output
+    assert f"The page is at {app.url()}" in app.output
+    until(lambda: httpx.get(f"{app.url()}/health", timeout=60).json()["state"] == "failed", "the server")
+
+
+@pytest.mark.parametrize("name", ["nosuchid", "/no/such/folder"])
+def test_a_model_that_does_not_exist_ends_the_start_with_what_there_is(name: str, tmp_path: Path) -> None:
+    flags = ["--no-browser", "--port", "0", "--home", str(tmp_path), "--model", name]
+    code = f"import sys; from app import server; sys.exit(server.main({flags!r}))"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert name in ended.stderr and "There are: smollm2-135m-instruct" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_home_that_cannot_be_written_ends_the_start_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    home = tmp_path / "file" / "home"
+    assert server.main(["--home", str(home)]) == 2
+    told = capsys.readouterr()
+    assert f"{home} cannot be" in told.err and "Choose another with --home" in told.err
+    assert len(told.err.splitlines()) == 1 and not told.out
 
 
 @posix_only
