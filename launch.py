@@ -127,7 +127,6 @@ def _is_sound(found: dict, wanted: dict) -> bool:
         found.get("folder") == wanted["folder"]
         and found.get("torch") == wanted["torch"]
         and found.get("python") == venv_python_version()
-        and not any(info.name.startswith("pip-") for info in damaged_packages())
     )
 
 
@@ -159,12 +158,13 @@ def venv_python_version() -> str:
 def _install(wanted: dict) -> None:
     begun = time.monotonic()
     found = read_stamp()
-    sound = _is_sound(found, wanted)
+    damaged = damaged_packages()
+    sound = _is_sound(found, wanted) and not any(info.name.startswith("pip-") for info in damaged)
     check_disk(wanted["torch"], _size(VENV) if sound else 0)
     extras = sorted({*wanted["extras"], *(found["extras"] if sound else ())})
     if sound:
         _say(1, f"Repairing or updating {VENV}")
-        for info in damaged_packages():  # while it stands, pip believes that the package is installed
+        for info in damaged:  # while it stands, pip believes that the package is installed
             shutil.rmtree(info)
         version = found["python"]
     else:
