@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from app.api.errors import echo
 from app.errors import AppError
 
-MAX_BODY_BYTES = 64 * 2**20  # a million-token prompt as text or ids fits several times
+MAX_BODY_BYTES = 32 * 2**20  # a million-token prompt, as text or as ids, fits
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -47,12 +47,24 @@ def _without_refs(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 async def _bounded(request: Request) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise _too_large(f"{int(declared):,} bytes")
     raw = bytearray()
     async for piece in request.stream():
         raw += piece
         if len(raw) > MAX_BODY_BYTES:
-            raise AppError(413, "body_too_large", f"The body has more than {MAX_BODY_BYTES:,} bytes.")
+            raise _too_large(f"{len(raw):,} bytes or more")
     return bytes(raw)
+
+
+def _too_large(size: str) -> AppError:
+    return AppError(
+        413,
+        "body_too_large",
+        f"The body has {size}; the limit is {MAX_BODY_BYTES:,}.",
+        hint="Send a shorter conversation.",
+    )
 
 
 def _explained(error: ValidationError) -> AppError:

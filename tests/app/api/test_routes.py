@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,22 @@ async def test_unknown_paths_and_methods_have_the_same_shape(house: House, metho
 
 async def test_a_body_beyond_all_reason_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.api.body.MAX_BODY_BYTES", 1000)
-    error_of(await house.chat(user="x" * 1000), 413)
+    error = error_of(await house.chat(user="x" * 2000), 413)
+    assert error["code"] == "body_too_large" and "the limit is 1,000" in error["message"]
+    assert int(error["message"].split()[3].replace(",", "")) > 2000, "what Content-Length says"
+
+
+async def test_a_body_that_does_not_say_its_length_is_counted_while_it_is_read(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.body.MAX_BODY_BYTES", 1000)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(50):
+            yield b"x" * 100
+
+    error = error_of(await house.ask("POST", "/v1/completions", content=pieces()), 413)
+    assert error["message"].startswith("The body has 1,100 bytes or more; the limit is 1,000.")
 
 
 # Models, health, metrics
