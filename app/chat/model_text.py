@@ -1,7 +1,7 @@
 """What a model's folder says about text: its tokenizer, its chat template, its sampling defaults."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from app.chat.tokenizer import Tokenizer
 from app.chat.types import ChatRequest, SamplingOptions
 from app.errors import AppError
 from engine.types import SamplingParams
+
+# Told the fewest tokens that a text can have, before it is tokenised; raises where not even those fit.
+AdmitAtLeast = Callable[[int], None]
 
 _LONG_TEXT = 10_000  # characters; a longer text is rendered and tokenised in a thread (about 10 ms and up)
 
@@ -38,14 +41,14 @@ class ModelText:
             defaults=read_json_if_there(folder / "generation_config.json"),
         )
 
-    async def chat_prompt(self, request: ChatRequest) -> tuple[str, tuple[int, ...]]:
+    async def chat_prompt(self, request: ChatRequest, admit_at_least: AdmitAtLeast) -> tuple[str, tuple[int, ...]]:
         """The prompt's text and ids. Raises AppError (400)."""
         size = sum(len(message.content) for message in request.messages)
         if size > _LONG_TEXT:
-            return await asyncio.to_thread(self._chat_prompt, request)
-        return self._chat_prompt(request)
+            return await asyncio.to_thread(self._chat_prompt, request, admit_at_least)
+        return self._chat_prompt(request, admit_at_least)
 
-    def _chat_prompt(self, request: ChatRequest) -> tuple[str, tuple[int, ...]]:
+    def _chat_prompt(self, request: ChatRequest, admit_at_least: AdmitAtLeast) -> tuple[str, tuple[int, ...]]:
         if self.template is None:
             raise AppError(
                 400,
@@ -58,12 +61,17 @@ class ModelText:
             continue_final_message=request.continue_final_message,
             variables=request.template_kwargs,
         )
+        admit_at_least(self.tokenizer.fewest_tokens(text))
         return text, self.tokenizer.encode(text, add_special_tokens=False)
 
-    async def plain_prompt(self, text: str) -> tuple[int, ...]:
+    async def plain_prompt(self, text: str, admit_at_least: AdmitAtLeast) -> tuple[int, ...]:
         """Ids of a text to be continued. Raises AppError (400)."""
         if len(text) > _LONG_TEXT:
-            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=True)
+            return await asyncio.to_thread(self._plain_prompt, text, admit_at_least)
+        return self._plain_prompt(text, admit_at_least)
+
+    def _plain_prompt(self, text: str, admit_at_least: AdmitAtLeast) -> tuple[int, ...]:
+        admit_at_least(self.tokenizer.fewest_tokens(text))
         return self.tokenizer.encode(text, add_special_tokens=True)
 
     def sampling(self, options: SamplingOptions, catalogue: Mapping[str, float | int]) -> SamplingParams:

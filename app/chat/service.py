@@ -96,9 +96,10 @@ class ChatService:
             model = await self._source.acquire(request.model)
             turn.model = model.id
             text = await self._texts.of(model.folder)
-            prompt, prompt_ids = await text.chat_prompt(request)
+            room = _Room(model.info, request.sampling.max_tokens, "messages")
+            prompt, prompt_ids = await text.chat_prompt(request, room.admit_at_least)
             channels = Channels(opened=_starts_thinking(request, prompt))
-            _admit(turn, prompt_ids, request.sampling, model.info, param="messages")
+            room.admit(turn, prompt_ids)
             yield ChatDelta()
             async with aclosing(self._answer(turn, model, text, prompt_ids, request.sampling)) as deltas:
                 async for delta in deltas:
@@ -112,8 +113,9 @@ class ChatService:
             model = await self._source.acquire(request.model)
             turn.model = model.id
             text = await self._texts.of(model.folder)
-            prompt_ids = await _plain_prompt(request.prompt, text, model.info)
-            _admit(turn, prompt_ids, request.sampling, model.info, param="prompt")
+            room = _Room(model.info, request.sampling.max_tokens, "prompt")
+            prompt_ids = await _plain_prompt(request.prompt, text, room)
+            room.admit(turn, prompt_ids)
             yield ChatDelta(text=_echoed(request.prompt, text) if request.echo else "")
             async with aclosing(self._answer(turn, model, text, prompt_ids, request.sampling)) as deltas:
                 async for delta in deltas:
@@ -171,6 +173,53 @@ class ChatService:
             _log.info(_line(turn))
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The context that a prompt and its answer must fit into; refuses before anything is computed.
+
+    param   the request field that holds the prompt
+    """
+
+    info: ModelInfo
+    max_tokens: int | None
+    param: str
+
+    def admit(self, turn: TurnRecord, prompt_ids: tuple[int, ...]) -> None:
+        turn.prompt_tokens = len(prompt_ids)
+        if not prompt_ids:
+            raise AppError(400, "empty_prompt", "The prompt has no tokens.", hint="Send some text.", param=self.param)
+        self._check(len(prompt_ids))
+
+    def admit_at_least(self, prompt_tokens: int) -> None:
+        """As `admit`, for a prompt of which only the least possible length is known yet."""
+        self._check(prompt_tokens, "at least ")
+
+    def _check(self, prompt_tokens: int, bound: str = "") -> None:
+        """Agents look for the first sentence and then shorten their history."""
+        length, answer = self.info.max_model_len, self.max_tokens or 0
+        if prompt_tokens + max(answer, 1) <= length:
+            return
+        raise AppError(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {length} tokens. However, you requested "
+            f"{bound}{prompt_tokens + answer} tokens "
+            f"({bound}{prompt_tokens} in the messages, {answer} in the completion).",
+            hint=self._next_step(is_full=prompt_tokens + answer == length),
+            param="max_tokens" if prompt_tokens < length else self.param,
+        )
+
+    def _next_step(self, *, is_full: bool) -> str:
+        why = "An answer needs room for 1 token more. " if is_full else ""
+        shorter = "Please reduce the length of the messages or completion"
+        if self.info.max_model_len >= self.info.context_length:
+            return f"{why}{shorter}."
+        return (
+            f"{why}{shorter}, or load the model with a larger context "
+            f"(`--max-model-len`, at most {self.info.context_length})."
+        )
+
+
 def _starts_thinking(request: ChatRequest, prompt: str) -> bool:
     if request.continue_final_message:
         return text_is_thinking(request.messages[-1].content)
@@ -190,15 +239,15 @@ def _route(channels: Channels, delta: ChatDelta) -> ChatDelta:
     )
 
 
-async def _plain_prompt(prompt: str | tuple[int, ...], text: ModelText, info: ModelInfo) -> tuple[int, ...]:
+async def _plain_prompt(prompt: str | tuple[int, ...], text: ModelText, room: _Room) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return await text.plain_prompt(prompt)
+        return await text.plain_prompt(prompt, room.admit_at_least)
     for token_id in prompt:
-        if not 0 <= token_id < info.vocab_size:
+        if not 0 <= token_id < room.info.vocab_size:
             raise AppError(
                 400,
                 "invalid_token_id",
-                f"Token id {token_id} is outside this model's vocabulary of {info.vocab_size:,}.",
+                f"Token id {token_id} is outside this model's vocabulary of {room.info.vocab_size:,}.",
                 param="prompt",
             )
     return prompt
@@ -206,26 +255,6 @@ async def _plain_prompt(prompt: str | tuple[int, ...], text: ModelText, info: Mo
 
 def _echoed(prompt: str | tuple[int, ...], text: ModelText) -> str:
     return prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt)
-
-
-def _admit(
-    turn: TurnRecord, prompt_ids: tuple[int, ...], options: SamplingOptions, info: ModelInfo, *, param: str
-) -> None:
-    """Refuse before anything is computed. Agents look for the first sentence and then shorten their history."""
-    asked, answer = len(prompt_ids), options.max_tokens
-    turn.prompt_tokens = asked
-    if not prompt_ids:
-        raise AppError(400, "empty_prompt", "The prompt has no tokens.", hint="Send some text.", param=param)
-    if asked + (answer or 1) <= info.max_model_len:
-        return
-    raise AppError(
-        400,
-        "context_length_exceeded",
-        f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
-        f"{asked + (answer or 1)} tokens ({asked} in the messages, {answer or 1} in the completion).",
-        hint="Please reduce the length of the messages or completion, or load the model with a larger context.",
-        param=param,
-    )
 
 
 def _text_of(event: TokenEvent, written: Detokenizer) -> str:

@@ -4,6 +4,8 @@ Joining bytes to characters is the detokenizer's work, chat templates are templa
 """
 
 import json
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,8 @@ class Tokenizer:
         self._literal: dict[int, bytes] = {entry["id"]: entry["content"].encode() for entry in added}
         self._id_of_special = {text: token_id for token_id, text in self._special.items()}
         self._unspellable = _unspellable_bytes(spec)
+        self._is_composed = "NFC" in {step["type"] for step in _steps(spec.get("normalizer"), "normalizers")}
+        self._longest_token = _longest_token(spec) if _keeps_length(spec) else None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Ids of `text`; special tokens written in it are parsed.
@@ -50,6 +54,16 @@ class Tokenizer:
         # encode_batch releases the interpreter lock, encode does not: a long text must not stop every other request.
         encoding = self._inner.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return tuple(encoding.ids)
+
+    def fewest_tokens(self, text: str) -> int:
+        """No encoding of `text` is shorter; found without tokenising, which takes seconds and GBs for a huge text.
+
+        0 where this vocabulary lets one token stand for a text of any length (an unknown word, spaces around a mark).
+        """
+        if self._longest_token is None:
+            return 0
+        composed = unicodedata.normalize("NFC", text) if self._is_composed else text
+        return -(-len(composed) // self._longest_token)
 
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 of a token, maybe a part of a character; b"" for an id beyond the vocabulary (padded embeddings)."""
@@ -153,6 +167,42 @@ def _unspellable_bytes(spec: Mapping[str, Any]) -> frozenset[int]:
     if model.get("type") != "BPE" or not is_byte_level or model.get("unk_token") is not None:
         return frozenset()
     return frozenset(byte for byte, symbol in enumerate(byte_symbols()) if symbol not in model["vocab"])
+
+
+def _keeps_length(spec: Mapping[str, Any]) -> bool:
+    """Whether a token stands for no more characters of a (composed) text than it is written with."""
+    model = spec["model"]
+    is_bpe = model.get("type") == "BPE"  # other kinds make one unknown token of a word of any length
+    fuses = model.get("fuse_unk") and model.get("unk_token") is not None
+    spells_bytes = model.get("byte_fallback") and all(f"<0x{byte:02X}>" in model["vocab"] for byte in range(256))
+    return (
+        is_bpe
+        and (not fuses or bool(spells_bytes))
+        and not any(token["lstrip"] or token["rstrip"] for token in spec.get("added_tokens") or ())
+        and all(map(_shortens_nothing, _steps(spec.get("normalizer"), "normalizers")))
+        and all(map(_drops_nothing, _steps(spec.get("pre_tokenizer"), "pretokenizers")))
+        and spec.get("truncation") is None
+    )
+
+
+def _shortens_nothing(normalizer: Mapping[str, Any]) -> bool:
+    if normalizer["type"] != "Replace":
+        return normalizer["type"] in {"NFC", "Prepend"}
+    pattern, content = normalizer["pattern"], normalizer["content"]
+    if "String" in pattern:
+        return len(content) >= len(pattern["String"])
+    return bool(content) and re.fullmatch(r"\[[^\[\]]+\]", pattern["Regex"]) is not None  # one character
+
+
+def _drops_nothing(pre_tokenizer: Mapping[str, Any]) -> bool:
+    is_known = pre_tokenizer["type"] in {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split"}
+    return is_known and pre_tokenizer.get("behavior") != "Removed"
+
+
+def _longest_token(spec: Mapping[str, Any]) -> int:
+    """Characters of the longest token as it is written; a byte-level one is written with one for each byte."""
+    added = (token["content"] for token in spec.get("added_tokens") or ())
+    return max(map(len, (*spec["model"]["vocab"], *added)), default=1)
 
 
 def byte_symbols() -> list[str]:

@@ -42,10 +42,16 @@ def test_ids_and_text_are_transformers(ours: ModelText, theirs: PreTrainedTokeni
     assert "".join(pieces) == theirs.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
+@pytest.mark.parametrize("text", [*TEXTS, " " * 3000, "-" * 3000, "\U00040000" * 50, "<|im_start|>" * 50])
+def test_no_text_has_fewer_tokens_than_is_said_beforehand(ours: ModelText, text: str) -> None:
+    assert 1 <= ours.tokenizer.fewest_tokens(text) <= len(ours.tokenizer.encode(text, add_special_tokens=False))
+
+
 async def test_a_chats_prompt_is_transformers(ours: ModelText, theirs: PreTrainedTokenizerFast) -> None:
     talk = [("user", "Hi, 日本!"), ("assistant", " Hello."), ("user", "And?\n")]
     messages = tuple(Message(role=role, content=content) for role, content in talk)  # type: ignore[arg-type]
-    _, token_ids = await ours.chat_prompt(ChatRequest(request_id="r", model="", messages=messages))
+    request = ChatRequest(request_id="r", model="", messages=messages)
+    _, token_ids = await ours.chat_prompt(request, lambda fewest: None)
     dicts = [{"role": role, "content": content} for role, content in talk]
     assert list(token_ids) == theirs.apply_chat_template(dicts, add_generation_prompt=True, return_dict=False)
 

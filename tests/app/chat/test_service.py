@@ -10,6 +10,7 @@ import pytest
 
 from app.chat.model_text import ModelText
 from app.chat.service import ChatService, TurnRecord
+from app.chat.tokenizer import Tokenizer
 from app.chat.types import ChatDelta, ChatRequest, CompletionRequest, Message, Role, SamplingOptions
 from app.errors import AppError
 from engine.errors import ContextTooLong, EngineClosed, EngineDied, TooManyRequests
@@ -167,6 +168,50 @@ async def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers_before_the
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
     assert house.engine.submitted == []
     assert (await house.chat(sampling={"max_tokens": 9}))[-1].finish_reason == "stop"
+
+
+async def test_the_numbers_of_a_refusal_are_those_that_were_asked_for(folder: Path) -> None:
+    """Without max_tokens nothing is said to be asked for the answer; `param` is what would have to change."""
+    house = House(folder, Script(), max_model_len=30, context_length=2000)
+    cases = [
+        ("x" * 12, None, "31 tokens (31 in the messages, 0 in the completion)", "prompt"),
+        ("x" * 12, 5, "36 tokens (31 in the messages, 5 in the completion)", "prompt"),
+        ("x" * 11, None, "30 tokens (30 in the messages, 0 in the completion). An answer needs room", "prompt"),
+        ("x" * 10, 5, "34 tokens (29 in the messages, 5 in the completion)", "max_tokens"),
+    ]
+    for text, max_tokens, said, param in cases:
+        with pytest.raises(AppError) as caught:
+            await house.complete("y" * 19 + text, sampling={"max_tokens": max_tokens})
+        assert f"maximum context length is 30 tokens. However, you requested {said}" in caught.value.text
+        assert caught.value.param == param
+
+
+async def test_a_larger_context_is_offered_only_where_there_is_one(folder: Path) -> None:
+    for context_length, is_offered in ((30, False), (64, True)):
+        house = House(folder, Script(), max_model_len=30, context_length=context_length)
+        with pytest.raises(AppError) as caught:
+            await house.complete("x" * 31)
+        assert ("`--max-model-len`, at most 64" in caught.value.hint) is is_offered
+        assert ("larger context" in caught.value.hint) is is_offered
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(folder, Script(), max_model_len=30)
+    await house.complete("x")  # the tokenizer is loaded
+
+    def encode(*_: Any, **__: Any) -> None:
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    long, fewest = "word " * 100_000, -(-500_000 // len("<|fim_middle|>"))
+    for answer in (house.complete(long), house.chat(text=long)):
+        with pytest.raises(AppError, match=r"context length is 30 tokens\. However, you requested at least") as caught:
+            await answer
+        assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    with pytest.raises(AppError, match=rf"\(at least {fewest} in the messages, 7 in the completion\)"):
+        await house.complete(long, sampling={"max_tokens": 7})
 
 
 async def test_raw_completion_parses_control_tokens_and_echoes(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -74,6 +75,50 @@ def test_a_byte_without_a_symbol_becomes_unk_where_the_model_has_one(tmp_path: P
     spec["model"]["unk_token"] = "<unk>"
     (folder / "tokenizer.json").write_text(json.dumps(spec))
     assert Tokenizer(folder).encode("a\x07b", add_special_tokens=False) == (*ids("a"), 400, *ids("b"))
+
+
+@pytest.mark.parametrize("text", ["", "Hi", "▁" * 40, " " * 40, "日本" * 9, "<s>" * 9, "HiHi Hi"])
+def test_no_text_of_pieces_has_fewer_tokens_than_is_said_beforehand(tmp_path: Path, text: str) -> None:
+    tokenizer = Tokenizer(sentencepiece_folder(tmp_path / "m"))
+    assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+    assert (tokenizer.fewest_tokens(text) > 0) == bool(text)
+
+
+def test_characters_that_the_vocabulary_composes_count_as_one(tmp_path: Path) -> None:
+    folder = byte_model_folder(tmp_path)
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    spec["normalizer"] = {"type": "NFC"}
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    longest = len("<|fim_middle|>")
+    assert Tokenizer(folder).fewest_tokens("e\u0301" * longest) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("model", {"unk_token": "!", "fuse_unk": True}),
+        (None, {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}),
+        (None, {"normalizer": {"type": "Replace", "pattern": {"Regex": "[ab]+"}, "content": "a"}}),
+        (None, {"normalizer": {"type": "Replace", "pattern": {"String": "aa"}, "content": "a"}}),
+        (None, {"pre_tokenizer": {"type": "WhitespaceSplit"}}),
+    ],
+)
+def test_nothing_is_said_beforehand_where_one_token_may_stand_for_any_length(
+    tmp_path: Path, part: str | None, change: dict[str, Any]
+) -> None:
+    folder = byte_model_folder(tmp_path)
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    (spec[part] if part else spec).update(change)
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    assert Tokenizer(folder).fewest_tokens("x" * 1000) == 0
+
+
+def test_nothing_is_said_beforehand_where_a_mark_swallows_blanks(tmp_path: Path) -> None:
+    folder = byte_model_folder(tmp_path)
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    spec["added_tokens"][0]["rstrip"] = True
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    assert Tokenizer(folder).fewest_tokens("x" * 1000) == 0
 
 
 def test_a_folder_without_tokenizer_json_is_named_with_the_next_step(tmp_path: Path) -> None:
