@@ -54,7 +54,8 @@ def _weight_problems(folder: Path) -> list[str]:
     if names is None:
         return [f"{_INDEX} cannot be read"]
     if not names:
-        return ["no .safetensors file is there"]
+        is_gguf = any(folder.glob("*.gguf"))
+        return ["no .safetensors file is there" + (", only GGUF, which Fireside does not read" if is_gguf else "")]
     return [problem for name in sorted(names) if (problem := _file_problem(folder / name))]
 
 

@@ -87,6 +87,11 @@ def test_an_index_that_is_none_is_a_problem_and_no_crash(sharded: Path, text: st
     assert problems(sharded) == ["model.safetensors.index.json cannot be read"]
 
 
+def test_weights_as_gguf_alone_are_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.gguf")
+    assert problems(folder) == ["no .safetensors file is there, only GGUF, which Fireside does not read"]
+
+
 def test_a_folder_that_is_not_there_is_no_model(tmp_path: Path) -> None:
     assert not is_whole(tmp_path / "nothing")
     assert bytes_on_disk(tmp_path / "nothing") == 0
