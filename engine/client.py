@@ -8,10 +8,12 @@ import asyncio
 import contextlib
 import multiprocessing
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -215,7 +217,7 @@ def _spawn(start: Start) -> tuple[multiprocessing.process.BaseProcess, Connectio
     child_inbox, inbox = context.Pipe(duplex=False)
     outbox, child_outbox = context.Pipe(duplex=False)
     child = context.Process(target=process.main, args=(start, child_inbox, child_outbox), name="engine", daemon=True)
-    with _sigint_ignored():
+    with _sigint_blocked():
         child.start()
     child_inbox.close()  # the child's ends are open in the child alone, so that its death closes them
     child_outbox.close()
@@ -223,19 +225,19 @@ def _spawn(start: Start) -> tuple[multiprocessing.process.BaseProcess, Connectio
 
 
 @contextlib.contextmanager
-def _sigint_ignored() -> Iterator[None]:
-    """What is started here inherits that it ignores Ctrl-C, also while its Python has not got to our code yet (POSIX).
-
-    Only the main thread may set a handler; a child that another thread starts ignores it from `process.main` on.
+def _sigint_blocked() -> Iterator[None]:
+    """What is started here inherits a blocked SIGINT: Ctrl-C, which reaches the whole group, must not end the child's
+    Python before `process.main` ignores it. One that comes meanwhile reaches this process as soon as we leave.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if sys.platform == "win32":
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # the first start would run it, and that unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _how_it_ended(exit_code: int | None) -> str:

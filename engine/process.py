@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ def main(start: Start, inbox: Connection, outbox: Connection) -> None:
     """Run until Shutdown or until the parent is gone. Exits with 1 after a fault."""
     environment.prepare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides when we end
+    if sys.platform != "win32":  # the parent blocked it until here; what we start ourselves should not inherit that
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     requests: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(inbox, requests), name="inbox", daemon=True).start()
     try:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from multiprocessing.context import SpawnProcess
 from typing import cast
 
 import psutil
@@ -201,15 +202,32 @@ async def test_load_that_fails_raises_its_own_error(runner: str, error: type[Eng
 
 @posix_only
 async def test_ctrl_c_of_the_whole_group_while_the_childs_python_starts_leaves_the_child_alone() -> None:
-    own_handler = signal.getsignal(signal.SIGINT)
     before = _engine_children()
     starting = _start("load_fake")
     await asyncio.sleep(0)  # the child is made now, and has not run a line of ours
     (child,) = _engine_children() - before
     os.kill(child, signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is own_handler
     client = await starting
     assert client.pid == child
+    await client.close()
+
+
+@posix_only
+async def test_ctrl_c_while_the_child_is_started_is_not_lost_for_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    start_process = SpawnProcess.start
+
+    def interrupted_start(child: SpawnProcess) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        start_process(child)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted_start)
+    own_handler = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        client = await _start("load_fake")
+    finally:
+        signal.signal(signal.SIGINT, own_handler)
+    assert heard == [signal.SIGINT]
     await client.close()
 
 
