@@ -100,9 +100,13 @@ class Tokenizer:
 
 def _load(path: Path) -> Any:
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` raises plain Exception
         raise bad_checkpoint(path, str(error)) from error
+    # Some files keep the limits of their training run: a prompt would be cut, or filled up, without a word.
+    inner.no_truncation()
+    inner.no_padding()
+    return inner
 
 
 class _ByteLevel:

@@ -121,6 +121,15 @@ def test_nothing_is_said_beforehand_where_a_mark_swallows_blanks(tmp_path: Path)
     assert Tokenizer(folder).fewest_tokens("x" * 1000) == 0
 
 
+def test_a_limit_in_the_file_neither_cuts_nor_fills_a_prompt(tmp_path: Path) -> None:
+    folder = byte_model_folder(tmp_path)
+    inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.enable_truncation(max_length=4)
+    inner.enable_padding(length=64)
+    inner.save(str(folder / "tokenizer.json"))
+    assert Tokenizer(folder).encode("a long prompt", add_special_tokens=False) == ids("a long prompt")
+
+
 def test_a_folder_without_tokenizer_json_is_named_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(AppError, match=r"has no tokenizer\.json") as caught:
         Tokenizer(tmp_path)
