@@ -141,12 +141,14 @@ class Engine:
 
     def _max_length_of(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         """Tokens at which the sequence must end. The words of the refusal are OpenAI's, which agents match."""
-        wanted = num_prompt_tokens + (max_tokens or 1)
-        if wanted > self._max_length:
+        asked = max_tokens or 0
+        wanted = num_prompt_tokens + asked
+        if num_prompt_tokens + max(asked, 1) > self._max_length:
+            why = "An answer needs room for 1 token more. " if wanted == self._max_length else ""
             raise ContextTooLong(
                 f"This model's maximum context length is {self._max_length} tokens. However, you requested {wanted} "
-                f"tokens ({num_prompt_tokens} in the messages, {max_tokens or 1} in the completion). "
-                "Please reduce the length of the messages or completion."
+                f"tokens ({num_prompt_tokens} in the messages, {asked} in the completion). "
+                f"{why}Please reduce the length of the messages or completion."
             )
         return self._max_length if max_tokens is None else wanted
 

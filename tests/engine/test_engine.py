@@ -147,10 +147,15 @@ def test_a_pool_smaller_than_the_context_is_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompt", "max_tokens", "requested", "completion"), [(24, None, 25, 1), (30, None, 31, 1), (20, 5, 25, 5)]
+    ("num_prompt", "max_tokens", "requested", "completion", "why"),
+    [
+        (24, None, 24, 0, "An answer needs room for 1 token more. "),
+        (30, None, 30, 0, ""),
+        (20, 5, 25, 5, ""),
+    ],
 )
 def test_request_that_cannot_fit_is_refused_with_both_numbers(
-    num_prompt: int, max_tokens: int | None, requested: int, completion: int
+    num_prompt: int, max_tokens: int | None, requested: int, completion: int, why: str
 ) -> None:
     engine = _engine(FakeRunner(max_model_len=24))
     with pytest.raises(ContextTooLong) as refusal:
@@ -158,7 +163,7 @@ def test_request_that_cannot_fit_is_refused_with_both_numbers(
     assert refusal.value.message == (
         f"This model's maximum context length is 24 tokens. However, you requested {requested} tokens "
         f"({num_prompt} in the messages, {completion} in the completion). "
-        "Please reduce the length of the messages or completion."
+        f"{why}Please reduce the length of the messages or completion."
     )
     assert not engine.has_work
 
