@@ -22,7 +22,7 @@ from engine import environment
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model_folder import model_folder
-from engine.plan import BatchPlan
+from engine.plan import BatchPlan, FinishedStep, StepOutput
 from engine.types import MemoryReport, ModelInfo, SamplingParams
 
 PROMPT_TOKENS, NEW_TOKENS, PREFILL_TOKENS = 128, 128, 1024
@@ -271,8 +271,10 @@ class _NullRunner:
         block_size=16,
     )
 
-    def run(self, plan: BatchPlan) -> list[int]:
-        return [0] * plan.num_sampled
+    steps_ahead = 0
+
+    def submit(self, plan: BatchPlan) -> FinishedStep:
+        return FinishedStep(StepOutput((0,) * plan.num_sampled))
 
 
 def _host_times() -> dict[str, Any]:

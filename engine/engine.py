@@ -1,4 +1,4 @@
-"""The engine: token ids in, token ids out. `add`, `abort`, and `step()` = plan -> run -> settle.
+"""The engine: token ids in, token ids out. `add`, `abort`, and `step()` = plan -> submit -> settle.
 
 Refuses at `add` what could never be served. Knows no process and no tensor: the runner comes in, so that the same
 engine runs in the child, in benches and in tests.
@@ -7,12 +7,13 @@ engine runs in the child, in benches and in tests.
 import math
 import random
 import time
+from collections import deque
 from typing import Protocol
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import BadRequest, ContextTooLong, TooManyRequests
-from engine.plan import BatchPlan
+from engine.plan import BatchPlan, PendingStep
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.types import EngineStats, MemoryReport, ModelInfo, SamplingParams, TokenEvent
@@ -27,15 +28,21 @@ class Runner(Protocol):
     def info(self) -> ModelInfo: ...
     @property
     def memory(self) -> MemoryReport: ...
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that may be submitted before the one before them is done: 1, or 0 where nothing is gained by it."""
+        ...
 
-    def run(self, plan: BatchPlan) -> list[int]:
-        """Compute the plan; one id for each sequence that samples, in the plan's order."""
+    def submit(self, plan: BatchPlan) -> PendingStep:
+        """Have the plan computed, after all that was submitted before. Raises EngineError: then it will not be."""
         ...
 
 
 class Engine:
     def __init__(self, runner: Runner, config: EngineConfig) -> None:
+        assert runner.steps_ahead in (0, 1), "a preempted sequence may come back before its last id"
         self._runner = runner
+        self._under_way: deque[tuple[BatchPlan, PendingStep]] = deque()
         self._info = runner.info
         self._pool = BlockPool(
             runner.memory.num_blocks,
@@ -65,7 +72,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._scheduler.num_running or self._scheduler.num_waiting)
+        return bool(self._scheduler.num_running or self._scheduler.num_waiting or self._under_way)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -98,15 +105,30 @@ class Engine:
         return self._scheduler.abort(request_id)
 
     def step(self) -> list[TokenEvent]:
-        """Compute one step. One event for each request that got a token; none while a long prompt is computed."""
+        """Submit one step, and take in the oldest that is under way, unless more may be submitted before.
+
+        One event for each request that got a token; none while a long prompt is computed. Raises EngineError if the
+        step was refused or failed; what is in flight can then only be aborted.
+        """
         planning_ns = time.perf_counter_ns()
         plan = self._scheduler.plan()
-        assert plan.sequences or not self.has_work, "requests wait and nothing can run"
-        running_ns = time.perf_counter_ns()
-        token_ids = self._runner.run(plan) if plan.sequences else []
+        planned_ns = time.perf_counter_ns()
+        assert plan.sequences or self._under_way or not self.has_work, "requests wait and nothing can run"
+        if plan.sequences:
+            self._under_way.append((plan, self._runner.submit(plan)))
+        self._host_us = (planned_ns - planning_ns) / 1000
+        if len(self._under_way) > self._runner.steps_ahead or not plan.sequences:
+            return self._settle_oldest()
+        return []
+
+    def _settle_oldest(self) -> list[TokenEvent]:
+        if not self._under_way:
+            return []
+        plan, pending = self._under_way.popleft()
+        output = pending.wait()
         settling_ns = time.perf_counter_ns()
-        events = self._scheduler.settle(plan, token_ids)
-        self._host_us = (time.perf_counter_ns() - settling_ns + running_ns - planning_ns) / 1000
+        events = self._scheduler.settle(plan, output)
+        self._host_us += (time.perf_counter_ns() - settling_ns) / 1000
         self._num_steps += 1
         self._last_step_s = time.monotonic()
         return events

@@ -27,7 +27,8 @@ class ForwardBatch:
     sample_rows: torch.Tensor
 
 
-def forward_batch(plan: BatchPlan, block_size: int, device: torch.device) -> ForwardBatch:
+def forward_batch(plan: BatchPlan, block_size: int, device: torch.device, last_token_ids: torch.Tensor) -> ForwardBatch:
+    """`last_token_ids` [slots] int64 on the device: what sequences feed whose last id the host does not know."""
     sequences = plan.sequences
     bounds = list(accumulate((s.num_tokens for s in sequences), initial=0))
     ends = [s.start + s.num_tokens for s in sequences]
@@ -35,18 +36,29 @@ def forward_batch(plan: BatchPlan, block_size: int, device: torch.device) -> For
     tables = [_padded(s.block_table, -(-end // block_size), widest) for s, end in zip(sequences, ends, strict=True)]
     sample_rows = [bound - 1 for s, bound in zip(sequences, bounds[1:], strict=True) if s.samples]
 
-    def on_device(values: list[int] | list[list[int]], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    def moved(values: list[int] | list[list[int]], dtype: torch.dtype) -> torch.Tensor:
+        return on_device(values, dtype, device)
 
+    token_ids = moved(list(chain.from_iterable(s.token_ids for s in sequences)), torch.int64)
+    if fed := [(bound, s.slot) for s, bound in zip(sequences, bounds, strict=False) if s.feeds_last]:
+        rows, slots = moved([list(column) for column in zip(*fed, strict=True)], torch.int64)
+        token_ids[rows] = last_token_ids[slots]
     return ForwardBatch(
-        token_ids=on_device(list(chain.from_iterable(s.token_ids for s in sequences)), torch.int64),
-        positions=on_device(list(chain.from_iterable(_positions(s) for s in sequences)), torch.int64),
-        slot_mapping=on_device(list(chain.from_iterable(_slots(s, block_size) for s in sequences)), torch.int64),
-        block_table=on_device(tables, torch.int32),
-        seq_lens=on_device(ends, torch.int32),
-        cu_seqlens_q=on_device(bounds, torch.int32),
-        sample_rows=on_device(sample_rows, torch.int64),
+        token_ids=token_ids,
+        positions=moved(list(chain.from_iterable(_positions(s) for s in sequences)), torch.int64),
+        slot_mapping=moved(list(chain.from_iterable(_slots(s, block_size) for s in sequences)), torch.int64),
+        block_table=moved(tables, torch.int32),
+        seq_lens=moved(ends, torch.int32),
+        cu_seqlens_q=moved(bounds, torch.int32),
+        sample_rows=moved(sample_rows, torch.int64),
     )
+
+
+def on_device(values: list[int] | list[list[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As a tensor there. A card gets it through pinned memory: a plain copy would wait for the step under way."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def _positions(sequence: ScheduledSequence) -> range:

@@ -1,7 +1,10 @@
-"""One step's work, as the scheduler decides it and the runner executes it. Lists, no tensors."""
+"""One step's work, as the scheduler decides it and the runner executes it, and what comes of it. Lists, no tensors.
+
+A step may be planned before the ids of the step before are known here: they are on the device already, one a slot.
+"""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.types import SamplingParams
 
@@ -9,7 +12,13 @@ from engine.types import SamplingParams
 class ScheduledSequence(NamedTuple):
     """The part of one sequence that this step computes. A named tuple: one is made for each sequence and step.
 
+    slot           0 .. max_num_seqs - 1, the sequence's own from its admission until it ends or is preempted: the row
+                   of what the device keeps of it from step to step, such as the id that it sampled last
+    run_id         a number given at each admission and never again: tells whether a slot has changed hands, also
+                   between two requests of one id
     token_ids      the tokens to feed, at positions start .. start + len(token_ids) - 1
+    feeds_last     True where the one token to feed is the id that the slot sampled last: the host may not know it yet,
+                   so token_ids holds a 0 in its place
     start          tokens of this sequence whose KV is already in the cache
     block_table    blocks that hold positions 0 .. start + len(token_ids) - 1, in order
     samples        True where the last fed token is the sequence's last: its logits give the next token.
@@ -19,7 +28,10 @@ class ScheduledSequence(NamedTuple):
     """
 
     request_id: str
+    slot: int
+    run_id: int
     token_ids: tuple[int, ...]
+    feeds_last: bool
     start: int
     block_table: tuple[int, ...]
     samples: bool
@@ -45,3 +57,28 @@ class BatchPlan:
     @property
     def num_sampled(self) -> int:
         return sum(sequence.samples for sequence in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step computed: one id for each sequence of its plan that samples, in the plan's order."""
+
+    token_ids: tuple[int, ...]
+
+
+class PendingStep(Protocol):
+    """A step that was handed to the device. Steps are executed in the order in which they were submitted."""
+
+    def wait(self) -> StepOutput:
+        """Block until the step is done. Raises EngineError if it failed; called once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that was done when `submit` returned, as on a CPU."""
+
+    output: StepOutput
+
+    def wait(self) -> StepOutput:
+        return self.output

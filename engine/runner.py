@@ -1,4 +1,6 @@
-"""ModelRunner: a plan in, one token id for each sequence that samples out. Owns the weights and the KV cache."""
+"""ModelRunner: a plan in, one token id for each sequence that samples out. Owns the weights, the KV cache, and what is
+kept of a running sequence between its steps: the id that it sampled last, in its slot's row.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,12 +10,12 @@ import torch
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest
-from engine.forward import forward_batch
+from engine.forward import forward_batch, on_device
 from engine.memory import Measured, asked_context, check_weights_fit, plan_memory
 from engine.model.decoder import Decoder, DecoderBuilder
 from engine.model.kv_cache import KVCache
 from engine.model.spec import ModelSpec
-from engine.plan import BatchPlan, ScheduledSequence
+from engine.plan import BatchPlan, FinishedStep, PendingStep, ScheduledSequence, StepOutput
 from engine.sampling.sampler import sample
 from engine.types import MemoryReport, ModelInfo, SamplingParams
 from engine.weights.reader import CheckpointReader
@@ -31,21 +33,28 @@ class ModelRunner:
     def __init__(self, decoder: Decoder, cache: KVCache, device: Device, info: ModelInfo, memory: MemoryReport) -> None:
         self._decoder, self._cache, self._device = decoder, cache, device
         self.info, self.memory = info, memory
+        # On a CPU the host computes the step: while it plans the next one there is nothing that could run.
+        self.steps_ahead = 0 if device.kind == "cpu" else 1
+        self._last_token_ids = torch.zeros(info.max_num_seqs, dtype=torch.int64, device=device.torch)  # [slots]
 
     @torch.inference_mode()
     def logits(self, plan: BatchPlan) -> torch.Tensor:
         """[samples, vocab] fp32: of each sequence that samples, in plan order. Writes the plan's KV."""
-        batch = forward_batch(plan, self.memory.block_size, self._device.torch)
+        batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
         hidden = self._decoder.hidden(batch, self._cache)
         return self._decoder.logits(hidden[batch.sample_rows])
 
     @torch.inference_mode()
-    def run(self, plan: BatchPlan) -> list[int]:
-        """One sampled id for each sequence that samples, in plan order."""
+    def submit(self, plan: BatchPlan) -> PendingStep:
+        """Start the step. On a card this returns before it is done; nothing in here may wait for the device."""
         logits = self.logits(plan)
-        if not plan.num_sampled:
-            return []
-        return sample(logits, [s for s in plan.sequences if s.samples]).tolist()
+        sampling = [sequence for sequence in plan.sequences if sequence.samples]
+        slots = on_device([sequence.slot for sequence in sampling], torch.int64, self._device.torch)
+        token_ids = sample(logits, sampling) if sampling else slots
+        self._last_token_ids[slots] = token_ids
+        if self._device.kind == "cpu":
+            return FinishedStep(StepOutput(tuple(token_ids.tolist())))
+        return _StepOnCard(token_ids)
 
     @torch.inference_mode()
     def logits_of_all(self, token_ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
@@ -57,8 +66,23 @@ class ModelRunner:
         for start in range(0, len(token_ids), self.info.max_num_batched_tokens):
             chunk = token_ids[start : start + self.info.max_num_batched_tokens]
             plan = _chunk_plan(chunk, start, blocks=-(-(start + len(chunk)) // size))
-            hidden = self._decoder.hidden(forward_batch(plan, size, self._device.torch), self._cache)
+            batch = forward_batch(plan, size, self._device.torch, self._last_token_ids)
+            hidden = self._decoder.hidden(batch, self._cache)
             yield from map(self._decoder.logits, hidden.split(_LOGIT_ROWS))
+
+
+class _StepOnCard:
+    """Ids on their way to the host: copied into pinned memory as soon as the step is done, and waited for here."""
+
+    def __init__(self, token_ids: torch.Tensor) -> None:
+        self._on_host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
+        self._on_host.copy_(token_ids, non_blocking=True)
+        self._is_copied = torch.cuda.Event()
+        self._is_copied.record()
+
+    def wait(self) -> StepOutput:
+        self._is_copied.synchronize()
+        return StepOutput(tuple(self._on_host.tolist()))
 
 
 def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
@@ -84,7 +108,7 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     runner = ModelRunner(decoder, cache, device, info, plan.report)
 
     on_progress("warming up", 0.95)
-    runner.run(_probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size))
+    runner.submit(_probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size)).wait()
     return runner
 
 
@@ -168,7 +192,7 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
     cache = KVCache(decoder.spec, blocks, config.block_size, kv_dtype, device.torch)
     cache_bytes = torch.cuda.memory_allocated() - before
     plan = _probe_plan(num_sequences, per_sequence, config.block_size)
-    batch = forward_batch(plan, config.block_size, device.torch)
+    batch = forward_batch(plan, config.block_size, device.torch, torch.zeros(0))
     sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before - cache_bytes
@@ -182,7 +206,10 @@ def _probe_plan(num_sequences: int, num_tokens: int, block_size: int) -> BatchPl
         tuple(
             ScheduledSequence(
                 request_id="probe",
+                slot=index,
+                run_id=0,
                 token_ids=(0,) * num_tokens,
+                feeds_last=False,
                 start=0,
                 block_table=tuple(range(index * blocks_each, (index + 1) * blocks_each)),
                 samples=True,
@@ -198,4 +225,4 @@ def _probe_plan(num_sequences: int, num_tokens: int, block_size: int) -> BatchPl
 def _chunk_plan(token_ids: tuple[int, ...], start: int, blocks: int) -> BatchPlan:
     """A part of one sequence that lies in the first blocks of the cache and samples nothing."""
     table = tuple(range(blocks))
-    return BatchPlan((ScheduledSequence("", token_ids, start, table, False, 0, SamplingParams(), 0),))
+    return BatchPlan((ScheduledSequence("", 0, 0, token_ids, False, start, table, False, 0, SamplingParams(), 0),))

@@ -3,15 +3,20 @@
 No prefill and no decode phase: each sequence has `num_computed_tokens`, which catches up with its length. Sequences
 that need one token come first, then prefill chunks, then new admissions, all under one token budget. Strictly first
 come, first served: when blocks run out the newest running sequence gives its up and computes them again later.
+
+A plan may be made while the step before is under way: its tokens count as computed, and the id that it samples is fed
+by the device itself. That this is safe rests on the device executing steps in order. A sequence that turns out to have
+ended is in the next plan for nothing: its blocks are free at once, since whoever gets them writes later, and what that
+step wrote is never published.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.blocks import NO_PREFIX, BlockPool, PrefixMatch
-from engine.plan import BatchPlan, ScheduledSequence
+from engine.plan import BatchPlan, ScheduledSequence, StepOutput
 from engine.sequence import Sequence, SequenceStatus
 from engine.types import FinishReason, TokenEvent
 
@@ -37,10 +42,10 @@ class Counters:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making: what is in it, by request id and in order, and the tokens that are left to give."""
+    """A plan in the making: who computes how many tokens, in order, and the tokens that are left to give."""
 
     budget: int
-    scheduled: dict[str, ScheduledSequence] = field(default_factory=dict)
+    num_tokens: dict[Sequence, int] = field(default_factory=dict)
     has_preempted: bool = False
 
 
@@ -64,6 +69,8 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of arrival, all before those that wait
         self._waits_for_blocks = False  # the head of the line did not fit; look again when blocks come back
+        self._free_slots = list(range(max_num_seqs))
+        self._last_run_id = 0
 
     @property
     def num_waiting(self) -> int:
@@ -94,9 +101,6 @@ class Scheduler:
             return None
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
-        else:
-            self._waiting.remove(sequence)
-            self._waits_for_blocks = False
         self._end(sequence)
         return _event(sequence, None, FinishReason.ABORT, self._clock())
 
@@ -114,18 +118,25 @@ class Scheduler:
             self._extend(sequence, draft, is_followed=is_followed)
         if not draft.has_preempted:
             self._admit(draft)
-        return BatchPlan(tuple(draft.scheduled.values()))
+        return BatchPlan(tuple(_scheduled(sequence, count) for sequence, count in draft.num_tokens.items()))
 
-    def settle(self, plan: BatchPlan, token_ids: Iterable[int]) -> list[TokenEvent]:
-        """Take in what the step computed: `token_ids` has one id for each sequence of the plan that samples."""
+    def settle(self, plan: BatchPlan, output: StepOutput) -> list[TokenEvent]:
+        """Take in what the step computed.
+
+        Plans are settled in the order in which they were made. What was computed for a sequence that has ended
+        meanwhile is dropped; one that was preempted keeps its token, though not its KV.
+        """
         now_s, num_before = self._clock(), len(self._sequences)
-        sampled = iter(token_ids)
+        sampled = iter(output.token_ids)
         events = []
         for scheduled in plan.sequences:
-            sequence = self._sequences[scheduled.request_id]
+            token_id = next(sampled) if scheduled.samples else None
+            sequence = self._sequences.get(scheduled.request_id)
+            if sequence is None or sequence.run_id != scheduled.run_id:
+                continue
             self._advance(sequence, scheduled)
-            if scheduled.samples:
-                events.append(self._append(sequence, next(sampled), now_s))
+            if token_id is not None:
+                events.append(self._append(sequence, token_id, now_s))
         assert next(sampled, None) is None, "more ids than sequences that sample"
         if len(self._sequences) < num_before:
             self._running = [sequence for sequence in self._running if sequence.status is SequenceStatus.RUNNING]
@@ -137,6 +148,9 @@ class Scheduler:
         assert all(s.status is SequenceStatus.RUNNING for s in self._running)
         assert all(s.status is SequenceStatus.WAITING and not s.block_table for s in self._waiting)
         assert all(s.num_uncomputed_tokens >= 1 for s in self._sequences.values()), "nothing left to compute"
+        assert all(s.length <= s.max_length for s in self._sequences.values()), "sampled past the end"
+        slots = [*self._free_slots, *(s.slot for s in self._running)]
+        assert sorted(slots) == list(range(self._max_num_seqs)), "a slot that nobody or more than one has"
         self.pool.check(sequence.block_table for sequence in self._running)
 
     # -- planning ---------------------------------------------------------------------------------------------------
@@ -145,12 +159,13 @@ class Scheduler:
         """Plan the next tokens of a running sequence, unless the budget is spent or an older one took its blocks."""
         allowed = draft.budget - draft.budget // _PARTS_OF_BUDGET if is_followed else draft.budget
         start = sequence.num_computed_tokens
-        end = min(len(sequence.token_ids), start + allowed)
-        if end == start or sequence.status is not SequenceStatus.RUNNING:
+        end = min(sequence.length, start + allowed)
+        if end == start or sequence.status is not SequenceStatus.RUNNING or not sequence.can_go_on:
             return
         missing = self.pool.blocks_for(end) - len(sequence.block_table)
         if missing <= 0 or self._hold_blocks(sequence, missing, draft):
-            _schedule(sequence, start, end, draft)
+            draft.num_tokens[sequence] = end - start
+            draft.budget -= end - start
 
     def _hold_blocks(self, sequence: Sequence, missing: int, draft: _Draft) -> bool:
         """More blocks, at the cost of the newest sequences; False if that came to be the sequence itself."""
@@ -164,11 +179,9 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, draft: _Draft) -> None:
         """Back to the head of the line with all tokens and no blocks; what it already had in this plan is undone."""
-        scheduled = draft.scheduled.pop(sequence.request_id, None)
-        if scheduled is not None:
-            draft.budget += scheduled.num_tokens
+        draft.budget += draft.num_tokens.pop(sequence, 0)
         draft.has_preempted = True
-        self._release(sequence)
+        self._leave(sequence)
         sequence.status = SequenceStatus.WAITING
         self._waiting.appendleft(sequence)
         self.counters.num_preemptions += 1
@@ -181,7 +194,7 @@ class Scheduler:
         while draft.budget and self._may_admit():
             sequence = self._waiting[0]
             # The last token is always left to compute, since its logits are what we are after.
-            match = self.pool.match(sequence.token_ids, len(sequence.token_ids) - 1)
+            match = self.pool.match(sequence.token_ids, sequence.length - 1)
             needed = self._blocks_ahead(sequence) - len(match.block_ids)
             if promised + needed > self.pool.num_free - match.num_idle:
                 self._waits_for_blocks = True
@@ -196,16 +209,19 @@ class Scheduler:
 
     def _blocks_ahead(self, sequence: Sequence) -> int:
         """Blocks that a sequence does not hold yet and will need for its tokens and the look-ahead."""
-        num_tokens = min(len(sequence.token_ids) + self._lookahead_tokens, sequence.max_length)
+        num_tokens = min(sequence.length + self._lookahead_tokens, sequence.max_length)
         return self.pool.blocks_for(num_tokens) - len(sequence.block_table)
 
     def _start(self, sequence: Sequence, match: PrefixMatch) -> None:
+        assert not sequence.num_pending, "a step with this sequence is under way"
         self.pool.share(match.block_ids)
         sequence.block_table = match.block_ids
         sequence.prefix = match.prefix
         sequence.num_published = len(match.block_ids)
         sequence.num_computed_tokens = len(match.block_ids) * self.pool.block_size
         sequence.status = SequenceStatus.RUNNING
+        sequence.slot = self._free_slots.pop()
+        self._last_run_id = sequence.run_id = self._last_run_id + 1
         self._running.append(sequence)
         if sequence.admitted_s is None:
             sequence.admitted_s = self._clock()
@@ -216,13 +232,15 @@ class Scheduler:
     # -- settling ---------------------------------------------------------------------------------------------------
 
     def _advance(self, sequence: Sequence, scheduled: ScheduledSequence) -> None:
-        """The KV of the planned tokens is final now: count it, and let blocks that became full be found."""
+        """The KV of the planned tokens is final now: count it, and let blocks that became full be found.
+
+        Before the token that the step sampled is appended, all that it fed is in token_ids.
+        """
         start, size = scheduled.start, self.pool.block_size
         end = start + len(scheduled.token_ids)
-        sequence.num_computed_tokens = end
         if start < sequence.num_prompt_tokens:
             self.counters.prompt_tokens += min(end, sequence.num_prompt_tokens) - start
-        if end // size > sequence.num_published:
+        if sequence.status is SequenceStatus.RUNNING and end // size > sequence.num_published:
             self._publish(sequence, end // size)
 
     def _publish(self, sequence: Sequence, num_full: int) -> None:
@@ -234,6 +252,7 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, token_id: int, now_s: float) -> TokenEvent:
         sequence.token_ids.append(token_id)
+        sequence.num_pending -= 1
         self.counters.generation_tokens += 1
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
@@ -247,11 +266,17 @@ class Scheduler:
         return _event(sequence, token_id, reason, now_s)
 
     def _end(self, sequence: Sequence) -> None:
-        self._release(sequence)
+        if sequence.status is SequenceStatus.RUNNING:
+            self._leave(sequence)
+        else:  # also a preempted one, by an id that was under way
+            self._waiting.remove(sequence)
+            self._waits_for_blocks = False
         sequence.status = SequenceStatus.FINISHED
         del self._sequences[sequence.request_id]
 
-    def _release(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence) -> None:
+        """Give up slot and blocks."""
+        self._free_slots.append(sequence.slot)
         self.pool.free(sequence.block_table)
         sequence.block_table = ()
         sequence.prefix = NO_PREFIX
@@ -259,16 +284,22 @@ class Scheduler:
         self._waits_for_blocks = False
 
 
-def _schedule(sequence: Sequence, start: int, end: int, draft: _Draft) -> None:
-    token_ids = sequence.token_ids
-    draft.budget -= end - start
-    draft.scheduled[sequence.request_id] = ScheduledSequence(
+def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+    """The sequence's part of the plan, which counts as computed from now on."""
+    start, length, is_pending = sequence.num_computed_tokens, sequence.length, sequence.num_pending > 0
+    end = sequence.num_computed_tokens = start + num_tokens
+    if end == length:
+        sequence.num_pending += 1
+    return ScheduledSequence(
         sequence.request_id,
-        tuple(token_ids[start:end]),
+        sequence.slot,
+        sequence.run_id,
+        (0,) if is_pending else tuple(sequence.token_ids[start:end]),
+        is_pending,
         start,
         sequence.block_table,
-        end == len(token_ids),
-        len(token_ids),
+        end == length,
+        length,
         sequence.params,
         sequence.seed,
     )

@@ -21,11 +21,16 @@ class Sequence:
     token_ids            the prompt, then what was sampled
     max_length           tokens (prompt + answer) at which it ends with LENGTH
     seed                 the request's own, or one drawn for it; part of the sequence, so that a restart repeats it
-    num_computed_tokens  tokens whose KV is in the cache; catches up with len(token_ids), there are no phases
+    needs_its_ids        not planned before its last id is known here, since that decides what may come next (a grammar)
+    num_pending          ids sampled by steps under way, which are not in token_ids yet
+    num_computed_tokens  tokens whose KV is in the cache once the steps under way are done; catches up with `length`,
+                         there are no phases
     num_cached_tokens    prompt tokens that the prefix cache gave at the first admission
     block_table          blocks of the positions 0 .. num_computed_tokens - 1 and of what is planned. A tuple, so that
                          plans share it; a new one is made only when a block is added
     num_published        leading blocks that the prefix cache knows; `prefix` is the chain up to there
+    slot, run_id         as in ScheduledSequence, while it runs; a preempted one keeps its old run_id, by which an id
+                         that was under way still finds it
     """
 
     request_id: str
@@ -36,9 +41,13 @@ class Sequence:
     stop_token_ids: frozenset[int]
     seed: int
     arrived_s: float
+    needs_its_ids: bool = False
     admitted_s: float | None = None
     first_token_s: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING
+    slot: int = 0
+    run_id: int = 0
+    num_pending: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     block_table: tuple[int, ...] = ()
@@ -46,8 +55,18 @@ class Sequence:
     prefix: PrefixId = NO_PREFIX
 
     @property
+    def length(self) -> int:
+        """Tokens it has, those that the host does not know yet included."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
     def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.length - self.num_computed_tokens
+
+    @property
+    def can_go_on(self) -> bool:
+        """False where nothing is to be computed before the id under way is known here."""
+        return not self.num_pending or (self.length < self.max_length and not self.needs_its_ids)
 
     def times(self, now_s: float) -> RequestTimes:
         """Where the time went, if it ends now; a stage that was not reached took nothing."""

@@ -23,13 +23,15 @@ from app.settings import Settings
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import OutOfMemory
-from engine.plan import BatchPlan
+from engine.plan import BatchPlan, FinishedStep, StepOutput
 from engine.types import MemoryReport
 from tests.fakes import byte_model_folder, model_info
 
 
 class EndlessRunner:
     """Samples the letter `a` for ever, a hundred times a second."""
+
+    steps_ahead = 0
 
     def __init__(self) -> None:
         self.info = model_info(max_model_len=100_000)
@@ -44,9 +46,9 @@ class EndlessRunner:
             block_size=16,
         )
 
-    def run(self, plan: BatchPlan) -> list[int]:
+    def submit(self, plan: BatchPlan) -> FinishedStep:
         time.sleep(0.01)
-        return [ord("a") for sequence in plan.sequences if sequence.samples]
+        return FinishedStep(StepOutput((ord("a"),) * plan.num_sampled))
 
 
 def load(config: EngineConfig, on_progress: Callable[[str, float], None]) -> EndlessRunner:

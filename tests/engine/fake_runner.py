@@ -4,6 +4,8 @@ For each fed token it stores, at (block, slot), a number that stands for the who
 does; a sampled id hashes every number that it reads back through the block table. A wrong table, a block that was
 shared too early, overwritten or never computed changes the id. `solo_answer` says the right ids without any block.
 
+A step is executed when it is waited for, so that with `steps_ahead=1` the next plan is made from what is known before.
+
 The `load_*` functions are what a spawned child loads; each has its own way to go wrong.
 """
 
@@ -12,7 +14,7 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, OutOfMemory
-from engine.plan import BatchPlan, ScheduledSequence
+from engine.plan import BatchPlan, ScheduledSequence, StepOutput
 from engine.types import MemoryReport, ModelInfo, SamplingParams
 
 VOCAB_SIZE = 50
@@ -33,7 +35,9 @@ class FakeRunner:
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
         step_s: float = 0.0,
+        steps_ahead: int = 0,
     ) -> None:
+        self.steps_ahead = steps_ahead
         self.info = ModelInfo(
             architecture="fake",
             quantization=None,
@@ -59,40 +63,62 @@ class FakeRunner:
         )
         self.plans: list[BatchPlan] = []
         self._step_s = step_s
-        self._slots: dict[tuple[int, int], int] = {}
+        self._num_executed = 0
+        self._kvs: dict[tuple[int, int], int] = {}
+        self._last_ids: dict[int, int] = {}
 
-    def run(self, plan: BatchPlan) -> list[int]:
+    def submit(self, plan: BatchPlan) -> "_FakeStep":
+        assert len(self.plans) - self._num_executed <= self.steps_ahead, "more steps under way than the runner takes"
         self._check(plan)
         self.plans.append(plan)
+        return _FakeStep(self, plan)
+
+    def execute(self, plan: BatchPlan) -> StepOutput:
+        assert plan is self.plans[self._num_executed], "steps are executed in order"
+        self._num_executed += 1
         time.sleep(self._step_s)
         for sequence in plan.sequences:  # all writes of a step come before its reads, as on a device
             self._write(sequence)
-        return [self._sample(sequence) for sequence in plan.sequences if sequence.samples]
+        sampled = {sequence.slot: self._sample(sequence) for sequence in plan.sequences if sequence.samples}
+        self._last_ids |= sampled
+        return StepOutput(tuple(sampled.values()))
 
     def _check(self, plan: BatchPlan) -> None:
         assert plan.sequences, "an empty plan was run"
         assert plan.num_tokens <= self.info.max_num_batched_tokens
         assert len(plan.sequences) <= self.info.max_num_seqs
         assert len({sequence.request_id for sequence in plan.sequences}) == len(plan.sequences)
+        assert len({sequence.slot for sequence in plan.sequences}) == len(plan.sequences)
         for sequence in plan.sequences:
             assert sequence.num_tokens >= 1
+            assert 0 <= sequence.slot < self.info.max_num_seqs
+            assert not sequence.feeds_last or (sequence.token_ids == (0,) and self.steps_ahead)
             end = sequence.start + sequence.num_tokens
             assert len(sequence.block_table) == -(-end // self.memory.block_size)
 
     def _write(self, sequence: ScheduledSequence) -> None:
-        kv = self._slots[self._slot(sequence, sequence.start - 1)] if sequence.start else 0
-        for position, token_id in enumerate(sequence.token_ids, sequence.start):
+        kv = self._kvs[self._place(sequence, sequence.start - 1)] if sequence.start else 0
+        token_ids = (self._last_ids[sequence.slot],) if sequence.feeds_last else sequence.token_ids
+        for position, token_id in enumerate(token_ids, sequence.start):
             kv = _kv(kv, token_id)
-            self._slots[self._slot(sequence, position)] = kv
+            self._kvs[self._place(sequence, position)] = kv
 
     def _sample(self, sequence: ScheduledSequence) -> int:
         end = sequence.start + sequence.num_tokens
-        kvs = [self._slots[self._slot(sequence, position)] for position in range(end)]
+        kvs = [self._kvs[self._place(sequence, position)] for position in range(end)]
         return _pick(kvs, sequence.sample_position, sequence.seed, sequence.params)
 
-    def _slot(self, sequence: ScheduledSequence, position: int) -> tuple[int, int]:
-        block, slot = divmod(position, self.memory.block_size)
-        return sequence.block_table[block], slot
+    def _place(self, sequence: ScheduledSequence, position: int) -> tuple[int, int]:
+        block, offset = divmod(position, self.memory.block_size)
+        return sequence.block_table[block], offset
+
+
+class _FakeStep:
+    def __init__(self, runner: FakeRunner, plan: BatchPlan) -> None:
+        self._runner, self._plan = runner, plan
+
+    def wait(self) -> StepOutput:
+        return self._runner.execute(self._plan)
 
 
 def solo_answer(
@@ -147,10 +173,10 @@ def load_faulty(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
 
 
 class _FaultyRunner(FakeRunner):
-    def run(self, plan: BatchPlan) -> list[int]:
+    def submit(self, plan: BatchPlan) -> _FakeStep:
         first = {sequence.token_ids[0] for sequence in plan.sequences if sequence.start == 0}
         if UNLUCKY in first:
             raise ZeroDivisionError("a mistake of ours")
         if NO_MEMORY in first:
             raise OutOfMemory("This step needs more workspace than there is.")
-        return super().run(plan)
+        return super().submit(plan)

@@ -71,8 +71,8 @@ async def test_concurrent_requests_get_the_tokens_that_each_gets_alone() -> None
         params = SamplingParams(temperature=0.0, max_tokens=20)
         answers = await asyncio.gather(*(_answer(client, f"r{i}", p, params) for i, p in enumerate(prompts)))
         assert answers == [solo_answer(prompt, 20) for prompt in prompts]
-        await _until(lambda: _is_idle(client))
-        assert client.stats.generation_tokens == sum(map(len, answers))
+        # Not once it is idle: the last snapshot may be of a moment when it was, between two of the requests.
+        await _until(lambda: client.stats.generation_tokens == sum(map(len, answers)))
 
 
 async def test_loading_is_told_before_the_model_answers() -> None:

@@ -1,17 +1,24 @@
 """The engine over a fake runner: what it refuses, and that an answer is the same whatever happens around it."""
 
 import math
+from typing import cast
 
 import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest, ContextTooLong, EngineError, TooManyRequests
+from engine.plan import BatchPlan, PendingStep
 from engine.types import FinishReason, SamplingParams, TokenEvent
 from tests.engine.fake_runner import EOS, VOCAB_SIZE, FakeRunner, solo_answer
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = [tuple(range(2 + i, 2 + i + length)) for i, length in enumerate((1, 3, 4, 5, 9, 12, 17, 20))]
+
+
+@pytest.fixture(params=[0, 1], ids=["in step", "one ahead"])
+def steps_ahead(request: pytest.FixtureRequest) -> int:
+    return cast(int, request.param)
 
 
 def _engine(runner: FakeRunner, **config: object) -> Engine:
@@ -44,15 +51,16 @@ def _expected(max_tokens: int = 12) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 64])
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_chunked_prompts_get_the_same_tokens(budget: int, enable_prefix_caching: bool) -> None:
-    engine = _engine(FakeRunner(max_num_batched_tokens=budget), enable_prefix_caching=enable_prefix_caching)
+def test_chunked_prompts_get_the_same_tokens(budget: int, enable_prefix_caching: bool, steps_ahead: int) -> None:
+    runner = FakeRunner(steps_ahead=steps_ahead, max_num_batched_tokens=budget)
+    engine = _engine(runner, enable_prefix_caching=enable_prefix_caching)
     for i, prompt in enumerate(PROMPTS):
         engine.add(str(i), prompt, _greedy(12))
     assert _run(engine) == _expected()
 
 
-def test_staggered_requests_get_the_tokens_that_each_gets_alone() -> None:
-    engine = _engine(FakeRunner(max_num_seqs=3))
+def test_staggered_requests_get_the_tokens_that_each_gets_alone(steps_ahead: int) -> None:
+    engine = _engine(FakeRunner(steps_ahead=steps_ahead, max_num_seqs=3))
     answers: dict[str, list[int]] = {}
     for i, prompt in enumerate(PROMPTS):
         engine.add(str(i), prompt, _greedy(12))
@@ -62,9 +70,9 @@ def test_staggered_requests_get_the_tokens_that_each_gets_alone() -> None:
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_preempted_requests_get_the_same_tokens(enable_prefix_caching: bool) -> None:
+def test_preempted_requests_get_the_same_tokens(enable_prefix_caching: bool, steps_ahead: int) -> None:
     """Each answer grows far past the look-ahead, so that three that were admitted cannot all stay."""
-    runner = FakeRunner(num_blocks=128, max_model_len=400)
+    runner = FakeRunner(steps_ahead=steps_ahead, num_blocks=128, max_model_len=400)
     engine = _engine(runner, enable_prefix_caching=enable_prefix_caching)
     params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
     prompts = {str(i): (2 + i, 3, 4) for i in range(4)}
@@ -77,9 +85,9 @@ def test_preempted_requests_get_the_same_tokens(enable_prefix_caching: bool) -> 
 
 
 @pytest.mark.parametrize("length", range(1, 18))
-def test_warm_prompt_of_every_length_gets_the_tokens_of_the_cold_one(length: int) -> None:
+def test_warm_prompt_of_every_length_gets_the_tokens_of_the_cold_one(length: int, steps_ahead: int) -> None:
     prompt = tuple(2 + i % 40 for i in range(length))
-    engine = _engine(FakeRunner(max_num_batched_tokens=32))
+    engine = _engine(FakeRunner(steps_ahead=steps_ahead, max_num_batched_tokens=32))
     cold: list[TokenEvent] = []
     warm: list[TokenEvent] = []
     for name, events in (("cold", cold), ("warm", warm)):
@@ -112,9 +120,9 @@ def test_short_prompt_gets_its_first_token_in_few_steps_while_long_prompts_are_c
     assert set(_run(engine, answers)) == {"short", *(f"long {i}" for i in range(num_long))}
 
 
-def test_end_id_of_the_model_stops_and_ignore_eos_goes_on() -> None:
+def test_end_id_of_the_model_stops_and_ignore_eos_goes_on(steps_ahead: int) -> None:
     prompt = next(p for p in ((i,) for i in range(2, VOCAB_SIZE)) if solo_answer(p, 20)[-1] == EOS)
-    engine = _engine(FakeRunner())
+    engine = _engine(FakeRunner(steps_ahead=steps_ahead))
     engine.add("stops", prompt, _greedy(30))
     engine.add("goes on", prompt, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
     answers = _run(engine)
@@ -122,10 +130,10 @@ def test_end_id_of_the_model_stops_and_ignore_eos_goes_on() -> None:
     assert len(answers["goes on"]) == 30
 
 
-def test_stop_id_of_the_request_is_its_last_token() -> None:
+def test_stop_id_of_the_request_is_its_last_token(steps_ahead: int) -> None:
     prompt = (5, 6, 7)
     alone = solo_answer(prompt, 8)
-    engine = _engine(FakeRunner())
+    engine = _engine(FakeRunner(steps_ahead=steps_ahead))
     engine.add("a", prompt, SamplingParams(temperature=0.0, max_tokens=8, stop_token_ids=(alone[2],)))
     events = []
     while engine.has_work:
@@ -134,14 +142,14 @@ def test_stop_id_of_the_request_is_its_last_token() -> None:
     assert [e.finish_reason for e in events] == [None] * (len(events) - 1) + [FinishReason.STOP]
 
 
-def test_without_max_tokens_an_answer_takes_what_the_context_leaves() -> None:
-    engine = _engine(FakeRunner(max_model_len=24))
+def test_without_max_tokens_an_answer_takes_what_the_context_leaves(steps_ahead: int) -> None:
+    engine = _engine(FakeRunner(steps_ahead=steps_ahead, max_model_len=24))
     engine.add("a", (5, 6, 7), SamplingParams(temperature=0.0, ignore_eos=True))
     assert len(_run(engine)["a"]) == 24 - 3
 
 
-def test_a_pool_smaller_than_the_context_is_the_limit() -> None:
-    engine = _engine(FakeRunner(max_model_len=128, num_blocks=5, block_size=4))
+def test_a_pool_smaller_than_the_context_is_the_limit(steps_ahead: int) -> None:
+    engine = _engine(FakeRunner(steps_ahead=steps_ahead, max_model_len=128, num_blocks=5, block_size=4))
     engine.add("a", (5, 6, 7), SamplingParams(temperature=0.0, ignore_eos=True))
     assert len(_run(engine)["a"]) == 20 - 3
 
@@ -168,8 +176,8 @@ def test_request_that_cannot_fit_is_refused_with_both_numbers(
     assert not engine.has_work
 
 
-def test_request_that_just_fits_is_served() -> None:
-    engine = _engine(FakeRunner(max_model_len=24))
+def test_request_that_just_fits_is_served(steps_ahead: int) -> None:
+    engine = _engine(FakeRunner(steps_ahead=steps_ahead, max_model_len=24))
     engine.add("a", (5,) * 23, SamplingParams(temperature=0.0))
     engine.add("b", (5,) * 20, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
     assert {name: len(tokens) for name, tokens in _run(engine).items()} == {"a": 1, "b": 4}
@@ -217,9 +225,9 @@ def test_full_line_refuses_one_more_until_somebody_leaves() -> None:
     engine.add("d", (5,), GREEDY)
 
 
-def test_seeded_request_gets_the_same_tokens_in_any_company() -> None:
+def test_seeded_request_gets_the_same_tokens_in_any_company(steps_ahead: int) -> None:
     params = SamplingParams(temperature=1.0, seed=42, max_tokens=10)
-    engine = _engine(FakeRunner())
+    engine = _engine(FakeRunner(steps_ahead=steps_ahead))
     for i, prompt in enumerate(PROMPTS):
         engine.add(str(i), prompt, params)
     answers = _run(engine)
@@ -242,8 +250,8 @@ def test_drawn_seeds_differ_between_requests_and_repeat_with_the_config_seed() -
     assert drawn(None) != drawn(None)
 
 
-def test_two_hundred_aborted_requests_leave_the_pool_full() -> None:
-    engine = _engine(FakeRunner(num_blocks=32, max_num_batched_tokens=7))
+def test_two_hundred_aborted_requests_leave_the_pool_full(steps_ahead: int) -> None:
+    engine = _engine(FakeRunner(steps_ahead=steps_ahead, num_blocks=32, max_num_batched_tokens=7))
     for i in range(200):
         engine.add(str(i), PROMPTS[i % len(PROMPTS)], SamplingParams(temperature=0.0, ignore_eos=True))
         engine.step()
@@ -254,7 +262,7 @@ def test_two_hundred_aborted_requests_leave_the_pool_full() -> None:
         assert ended.finish_reason is FinishReason.ABORT
         engine.check()
     assert engine.stats().num_blocks_used == 0
-    assert not engine.has_work
+    assert _run(engine) == {}
 
 
 def test_aborting_an_unknown_or_ended_request_does_nothing() -> None:
@@ -265,26 +273,71 @@ def test_aborting_an_unknown_or_ended_request_does_nothing() -> None:
     assert engine.abort("nobody") is None
 
 
-def test_step_that_fails_can_be_cleaned_up_and_followed_by_others() -> None:
+def test_step_that_fails_can_be_cleaned_up_and_followed_by_others(steps_ahead: int) -> None:
     class Breaking(FakeRunner):
         is_broken = True
 
-        def run(self, plan: object) -> list[int]:
+        def submit(self, plan: BatchPlan) -> PendingStep:
             if self.is_broken:
                 raise EngineError("no")
-            return super().run(plan)  # type: ignore[arg-type]
+            return super().submit(plan)
 
-    runner = Breaking()
+    runner = Breaking(steps_ahead=steps_ahead)
     engine = _engine(runner)
     engine.add("a", (5, 6, 7, 8, 9), GREEDY)
     with pytest.raises(EngineError, match="no"):
         engine.step()
+    engine.check()
     for request_id in engine.request_ids:
         engine.abort(request_id)
     assert engine.stats().num_blocks_used == 0
     runner.is_broken = False
     engine.add("b", (5, 6, 7, 8, 9), _greedy(6))
     assert _run(engine)["b"] == solo_answer((5, 6, 7, 8, 9), 6)
+
+
+def test_next_step_is_submitted_before_the_ids_of_the_one_before_are_known() -> None:
+    runner = FakeRunner(steps_ahead=1)
+    engine = _engine(runner)
+    engine.add("a", (5, 6, 7), _greedy(3))
+    assert engine.step() == []
+    events = engine.step()
+    assert [event.token_id for event in events] == solo_answer((5, 6, 7), 3)[:1]
+    assert [(s.feeds_last, s.start, s.sample_position) for plan in runner.plans for s in plan.sequences] == [
+        (False, 0, 3),
+        (True, 3, 4),
+    ]
+
+
+def test_step_that_only_a_finished_request_was_in_is_still_waited_for() -> None:
+    prompt = (5, 6, 7)
+    stop = solo_answer(prompt, 1)[0]
+    engine = _engine(FakeRunner(steps_ahead=1))
+    engine.add("a", prompt, SamplingParams(temperature=0.0, stop_token_ids=(stop,)))
+    engine.step()
+    (event,) = engine.step()
+    assert event.finish_reason is FinishReason.STOP
+    assert (engine.request_ids, engine.stats().num_blocks_used) == ((), 0)
+    assert engine.has_work
+    assert engine.step() == []
+    assert not engine.has_work
+
+
+def test_request_that_reaches_its_length_is_not_run_ahead() -> None:
+    runner = FakeRunner(steps_ahead=1)
+    engine = _engine(runner)
+    engine.add("a", (5, 6, 7), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    _run(engine)
+    assert [plan.num_tokens for plan in runner.plans] == [3, 1, 1, 1]
+
+
+def test_request_id_used_again_gets_no_token_of_the_one_aborted_before() -> None:
+    engine = _engine(FakeRunner(steps_ahead=1))
+    engine.add("a", (5, 6, 7), _greedy(4))
+    engine.step()
+    engine.abort("a")
+    engine.add("a", (20, 21), _greedy(4))
+    assert _run(engine)["a"] == solo_answer((20, 21), 4)
 
 
 def test_stats_count_what_was_done() -> None:

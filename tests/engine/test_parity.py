@@ -36,7 +36,9 @@ def _logits_in_chunks(runner: ModelRunner, tokens: list[int], chunk: int) -> tor
     for start in range(0, len(tokens), chunk):
         part = tuple(tokens[start : start + chunk])
         is_last = start + chunk >= len(tokens)
-        plan = ScheduledSequence("a", part, start, blocks, is_last, len(tokens), SamplingParams(temperature=0.0), 0)
+        plan = ScheduledSequence(
+            "a", 0, 0, part, False, start, blocks, is_last, len(tokens), SamplingParams(temperature=0.0), 0
+        )
         logits = runner.logits(BatchPlan((plan,)))
     return logits[0].cpu()
 

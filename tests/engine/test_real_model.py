@@ -26,7 +26,7 @@ from app.models.embedded import Form, ensure_embedded
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.perplexity import perplexity
-from engine.plan import BatchPlan
+from engine.plan import BatchPlan, PendingStep
 from engine.runner import ModelRunner, load_runner
 from engine.types import SamplingParams
 from tests.app.models import unpack
@@ -74,14 +74,17 @@ PROMPTS = (
 class Limits:
     """One loaded model under smaller limits, which the engine reads from `info` and `memory`."""
 
-    def __init__(self, runner: ModelRunner, *, num_blocks: int | None = None, **info: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, *, num_blocks: int | None = None, steps_ahead: int = 0, **info: int
+    ) -> None:
         assert num_blocks is None or num_blocks <= runner.memory.num_blocks
         self.info = replace(runner.info, **info)
         self.memory = replace(runner.memory, num_blocks=num_blocks or runner.memory.num_blocks)
+        self.steps_ahead = steps_ahead
         self._runner = runner
 
-    def run(self, plan: BatchPlan) -> list[int]:
-        return self._runner.run(plan)
+    def submit(self, plan: BatchPlan) -> PendingStep:
+        return self._runner.submit(plan)
 
 
 class Reference:
@@ -182,11 +185,12 @@ def subjects(folder_of: Callable[[Form], Path]) -> Subjects:
 
 
 class Case(NamedTuple):
-    """How prompts come to the engine. `stagger` steps lie between two arrivals."""
+    """How prompts come to the engine. `stagger` steps lie between two arrivals, `steps_ahead` are under way."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     stagger: int = 0
+    steps_ahead: int = 0
 
 
 CASES = {
@@ -195,6 +199,7 @@ CASES = {
     "eight at once": Case(max_num_seqs=8, max_num_batched_tokens=512),
     "eight at once in chunks of 33": Case(max_num_seqs=8, max_num_batched_tokens=33),
     "staggered": Case(max_num_seqs=8, max_num_batched_tokens=33, stagger=5),
+    "staggered, one ahead": Case(max_num_seqs=8, max_num_batched_tokens=33, stagger=5, steps_ahead=1),
 }
 
 
@@ -238,7 +243,7 @@ _QUICK = [
     (Form.GPTQ, "eight at once", 20),
     (Form.GPTQ, "alone in chunks of 7", 2),
     (Form.AWQ, "alone in chunks of 33", 2),
-    (Form.AWQ, "staggered", 8),
+    (Form.AWQ, "staggered, one ahead", 8),
     (Form.LOSSLESS, "eight at once in chunks of 33", 4),
 ]
 _ALL = itertools.product(_QUANTISED, CASES, [20])
@@ -248,8 +253,9 @@ _ALL = itertools.product(_QUANTISED, CASES, [20])
     ("form", "case", "num_prompts"), [*_QUICK, *_slow(*(row for row in _ALL if row not in _QUICK))]
 )
 def test_greedy_tokens_are_those_of_transformers(subjects: Subjects, form: Form, case: str, num_prompts: int) -> None:
-    subject, (seats, budget, stagger) = subjects(form), CASES[case]
-    engine = _engine(Limits(subject.runner, max_num_seqs=seats, max_num_batched_tokens=budget))
+    subject, (seats, budget, stagger, steps_ahead) = subjects(form), CASES[case]
+    limits = Limits(subject.runner, steps_ahead=steps_ahead, max_num_seqs=seats, max_num_batched_tokens=budget)
+    engine = _engine(limits)
     prompts = subject.prompts(num_prompts)
     for prompt, answer in zip(prompts, _answers(engine, prompts, stagger=stagger), strict=True):
         subject.reference.assert_greedy(prompt, answer.token_ids)
@@ -261,14 +267,22 @@ def _num_blocks_that_run_out(prompts: list[tuple[int, ...]]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("form", "num_prompts", "caching"),
-    [(Form.GPTQ, 3, True), *_slow(*itertools.product(_QUANTISED, [8], [True, False]))],
+    ("form", "num_prompts", "caching", "steps_ahead"),
+    [(Form.GPTQ, 3, True, 1), *_slow(*itertools.product(_QUANTISED, [8], [True, False], [0, 1]))],
 )
-def test_greedy_tokens_survive_preemption(subjects: Subjects, form: Form, num_prompts: int, caching: bool) -> None:
+def test_greedy_tokens_survive_preemption(
+    subjects: Subjects, form: Form, num_prompts: int, caching: bool, steps_ahead: int
+) -> None:
     subject = subjects(form)
     prompts = subject.prompts(num_prompts)
     num_blocks = _num_blocks_that_run_out(prompts)
-    limits = Limits(subject.runner, num_blocks=num_blocks, max_num_seqs=num_prompts, max_num_batched_tokens=33)
+    limits = Limits(
+        subject.runner,
+        num_blocks=num_blocks,
+        steps_ahead=steps_ahead,
+        max_num_seqs=num_prompts,
+        max_num_batched_tokens=33,
+    )
     engine = _engine(limits, enable_prefix_caching=caching)
     answers = _answers(engine, prompts, num_tokens=160)
     assert engine.stats().num_preemptions > 0

@@ -9,7 +9,7 @@ from engine.types import SamplingParams
 
 
 def _row(seed: int = 0, position: int = 0, **params: float) -> ScheduledSequence:
-    return ScheduledSequence("r", (0,), 0, (0,), True, position, SamplingParams(**params), seed)
+    return ScheduledSequence("r", 0, 0, (0,), False, 0, (0,), True, position, SamplingParams(**params), seed)
 
 
 def _expected(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:

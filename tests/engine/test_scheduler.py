@@ -1,7 +1,7 @@
 """The scheduler: what a step computes, in which order, in which blocks, and what makes room."""
 
 from engine.blocks import BlockPool
-from engine.plan import BatchPlan
+from engine.plan import BatchPlan, StepOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.types import FinishReason, SamplingParams, TokenEvent
@@ -22,7 +22,9 @@ class Steps:
             clock=lambda: 0.0,
         )
 
-    def add(self, request_id: str, prompt: tuple[int, ...], *, max_length: int = 32) -> Sequence:
+    def add(
+        self, request_id: str, prompt: tuple[int, ...], *, max_length: int = 32, needs_its_ids: bool = False
+    ) -> Sequence:
         sequence = Sequence(
             request_id=request_id,
             token_ids=list(prompt),
@@ -32,6 +34,7 @@ class Steps:
             stop_token_ids=frozenset({STOP_ID}),
             seed=0,
             arrived_s=0.0,
+            needs_its_ids=needs_its_ids,
         )
         self.scheduler.add(sequence)
         return sequence
@@ -39,9 +42,12 @@ class Steps:
     def step(self, *token_ids: int) -> tuple[BatchPlan, list[TokenEvent]]:
         """One step; without given ids every sequence that samples gets 7."""
         plan = self.scheduler.plan()
-        events = self.scheduler.settle(plan, token_ids or [7] * plan.num_sampled)
+        return plan, self.settle(plan, *token_ids)
+
+    def settle(self, plan: BatchPlan, *token_ids: int) -> list[TokenEvent]:
+        events = self.scheduler.settle(plan, StepOutput(token_ids or (7,) * plan.num_sampled))
         self.scheduler.check()
-        return plan, events
+        return events
 
 
 def _work(plan: BatchPlan) -> list[tuple[str, int, int, bool]]:
@@ -278,3 +284,112 @@ def test_abort_frees_the_blocks_at_once_wherever_the_sequence_is() -> None:
 
 def test_plan_of_an_idle_scheduler_is_empty() -> None:
     assert Steps().scheduler.plan().sequences == ()
+
+
+# -- one step ahead -------------------------------------------------------------------------------------------------
+
+
+def test_token_that_is_not_known_yet_is_fed_from_the_slot() -> None:
+    steps = Steps()
+    steps.add("a", (1, 2, 3))
+    first, second = steps.scheduler.plan(), steps.scheduler.plan()
+    (fed,) = second.sequences
+    assert (fed.feeds_last, fed.token_ids, fed.start, fed.sample_position) == (True, (0,), 3, 4)
+    assert fed.slot == first.sequences[0].slot
+    assert not first.sequences[0].feeds_last
+    assert [event.token_id for event in steps.settle(first, 8)] == [8]
+    third = steps.scheduler.plan()
+    assert [event.token_id for event in steps.settle(second, 9)] == [9]
+    assert (third.sequences[0].feeds_last, third.sequences[0].sample_position) == (True, 5)
+
+
+def test_prompt_goes_on_while_its_first_chunk_is_under_way() -> None:
+    steps = Steps(budget=8)
+    steps.add("a", _numbers(0, 12))
+    assert _work(steps.scheduler.plan()) == [("a", 0, 8, False)]
+    assert _work(steps.scheduler.plan()) == [("a", 8, 4, True)]
+
+
+def test_sequence_that_needs_its_ids_is_not_planned_before_they_are_known() -> None:
+    steps = Steps()
+    steps.add("free", (1, 2, 3))
+    steps.add("bound", (4, 5, 6), needs_its_ids=True)
+    first, second = steps.scheduler.plan(), steps.scheduler.plan()
+    assert [s.request_id for s in second.sequences] == ["free"]
+    steps.settle(first, 8, 9)
+    steps.settle(second, 8)
+    third = steps.scheduler.plan()
+    assert [(s.request_id, s.token_ids, s.feeds_last) for s in third.sequences] == [
+        ("free", (8,), False),
+        ("bound", (9,), False),
+    ]
+
+
+def test_token_after_a_stop_found_late_is_dropped() -> None:
+    steps = Steps()
+    steps.add("a", (1, 2, 3))
+    first, second = steps.scheduler.plan(), steps.scheduler.plan()
+    (event,) = steps.settle(first, STOP_ID)
+    assert (event.token_id, event.finish_reason) == (STOP_ID, FinishReason.STOP)
+    assert steps.pool.num_used == 0
+    assert steps.settle(second, 7) == []
+
+
+def test_block_that_a_step_for_nothing_filled_is_never_found() -> None:
+    """The stop id is the fourth token of a block of four; its KV is written by the step that came too late."""
+    steps = Steps()
+    steps.add("a", (1, 2, 3))
+    first, second = steps.scheduler.plan(), steps.scheduler.plan()
+    steps.settle(first, STOP_ID)
+    steps.settle(second, 7)
+    assert steps.pool.match((1, 2, 3, STOP_ID), 4).block_ids == ()
+
+
+def test_block_is_not_found_while_the_step_that_computes_it_is_under_way() -> None:
+    steps = Steps()
+    steps.add("a", _numbers(0, 7))
+    steps.scheduler.plan()
+    steps.add("b", _numbers(0, 7))
+    assert _work(steps.scheduler.plan()) == [("a", 7, 1, True), ("b", 0, 7, True)]
+
+
+def test_preempted_sequence_keeps_the_token_that_was_under_way_and_publishes_nothing() -> None:
+    steps = Steps(num_blocks=3, budget=16)
+    steps.add("old", _numbers(10, 7), max_length=12)
+    new = steps.add("new", (1, 2, 3), max_length=12)
+    first = steps.scheduler.plan()
+    steps.settle(first, 5, 6)
+    second = steps.scheduler.plan()  # old fills its second block, new its first
+    third = steps.scheduler.plan()  # old needs one more
+    assert [s.request_id for s in third.sequences] == ["old"]
+    assert [(e.request_id, e.token_id) for e in steps.settle(second, 8, 9)] == [("old", 8), ("new", 9)]
+    assert new.token_ids == [1, 2, 3, 6, 9]
+    assert steps.pool.match((1, 2, 3, 6), 4).block_ids == ()
+    steps.settle(third, 8)
+
+
+def test_preempted_sequence_ends_by_a_stop_that_was_under_way() -> None:
+    steps = Steps(num_blocks=3, budget=16)
+    steps.add("old", _numbers(10, 7), max_length=12)
+    steps.add("new", (1, 2, 3), max_length=12)
+    steps.settle(steps.scheduler.plan(), 5, 6)
+    second, third = steps.scheduler.plan(), steps.scheduler.plan()
+    events = steps.settle(second, 8, STOP_ID)
+    assert [(e.request_id, e.finish_reason) for e in events] == [("old", None), ("new", FinishReason.STOP)]
+    assert steps.scheduler.num_waiting == 0
+    steps.settle(third, 8)
+
+
+def test_slot_is_held_while_a_sequence_runs_and_then_goes_to_another() -> None:
+    steps = Steps(max_num_seqs=2)
+    steps.add("a", (1, 2))
+    steps.add("b", (3, 4))
+    steps.add("c", (5, 6))
+    plan, _ = steps.step()
+    slots = {s.request_id: s.slot for s in plan.sequences}
+    assert sorted(slots.values()) == [0, 1]
+    plan, _ = steps.step(STOP_ID, 7)
+    assert {s.request_id: s.slot for s in plan.sequences} == slots
+    plan, _ = steps.step()
+    assert [(s.request_id, s.slot) for s in plan.sequences] == [("b", slots["b"]), ("c", slots["a"])]
+    assert len({s.run_id for s in plan.sequences}) == 2

@@ -34,6 +34,7 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(1, 12),
         lookahead=st.sampled_from((0, 0, 3, 128)),
         enable_prefix_caching=st.sampled_from((True, True, True, False)),
+        steps_ahead=st.sampled_from((0, 1, 1)),
     )
     def start(
         self,
@@ -43,6 +44,7 @@ class EngineMachine(RuleBasedStateMachine):
         budget: int,
         lookahead: int,
         enable_prefix_caching: bool,
+        steps_ahead: int,
     ) -> None:
         runner = FakeRunner(
             num_blocks=num_blocks,
@@ -50,6 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=48,
+            steps_ahead=steps_ahead,
         )
         self.engine = Engine(runner, EngineConfig(model="fake", enable_prefix_caching=enable_prefix_caching))
         # A small look-ahead admits more than fits, so that sequences are preempted often.
@@ -184,7 +187,7 @@ class _ForgetsToFreeTheTail(BlockPool):
 
 class _PublishesAFullBlockUnderAnotherOnesTokens(BlockPool):
     def publish(self, block_id: int, parent: PrefixId, token_ids: tuple[int, ...]) -> PrefixId:
-        return super().publish(block_id, parent, (*token_ids[:-1], 4))
+        return super().publish(block_id, parent, (*token_ids[:-1], 7))
 
 
 class _MatchesTheWholePrompt(BlockPool):
