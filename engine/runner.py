@@ -3,6 +3,7 @@ kept of a running sequence between its steps: the id that it sampled last, in it
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -97,7 +98,7 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     spec = checkpoint.spec
     dtype = _compute_dtype(config, spec, device)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _KV_DTYPES[config.kv_cache_dtype]
-    decoder, weights_bytes = _load_decoder(config, checkpoint, device, dtype, on_progress)
+    decoder, weights_bytes, notes = _load_decoder(config, checkpoint, device, dtype, on_progress)
 
     on_progress("sizing the KV cache", 0.9)
     workspace_bytes = _measure_workspace(config, decoder, device, kv_dtype)
@@ -105,7 +106,8 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     plan = plan_memory(config, spec, device, measured, kv_dtype.itemsize)
     cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch)
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
-    runner = ModelRunner(decoder, cache, device, info, plan.report)
+    report = replace(plan.report, notes=(*notes, *plan.report.notes))
+    runner = ModelRunner(decoder, cache, device, info, report)
 
     on_progress("warming up", 0.95)
     runner.submit(_probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size)).wait()
@@ -142,8 +144,8 @@ def _open_device(config: EngineConfig) -> Device:
 
 def _load_decoder(
     config: EngineConfig, checkpoint: Checkpoint, device: Device, dtype: torch.dtype, on_progress: Progress
-) -> tuple[Decoder, int]:
-    """The decoder and the bytes that its weights take."""
+) -> tuple[Decoder, int, tuple[str, ...]]:
+    """The decoder, the bytes that its weights take, and notes on how they were read."""
     spec = checkpoint.spec
     reader = CheckpointReader(checkpoint.folder)
     check_weights_fit(config, device, reader.total_bytes())
@@ -160,8 +162,8 @@ def _load_decoder(
         shown = ", ".join(unused[:5])
         raise BadCheckpoint(f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}.")
     if device.kind == "cuda":
-        return decoder, torch.cuda.memory_allocated() - allocated_before
-    return decoder, decoder.num_bytes
+        return decoder, torch.cuda.memory_allocated() - allocated_before, builder.notes
+    return decoder, decoder.num_bytes, builder.notes
 
 
 def _compute_dtype(config: EngineConfig, spec: ModelSpec, device: Device) -> torch.dtype:

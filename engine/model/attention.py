@@ -7,7 +7,7 @@ import torch
 from engine.forward import ForwardBatch
 from engine.model.kv_cache import LayerCache
 from engine.model.spec import AttentionSpec
-from engine.quant.base import Linear
+from engine.quant.linear import Linear
 from kernels import ops
 
 

@@ -10,7 +10,8 @@ from engine.model.ffn import GatedFfn
 from engine.model.kv_cache import KVCache, LayerCache
 from engine.model.rope import cos_sin_table
 from engine.model.spec import LayerSpec, ModelSpec
-from engine.quant.base import DenseLinear, Format, Linear, load_linear, place
+from engine.quant.base import Format
+from engine.quant.linear import DenseLinear, Linear, LinearLoader, place
 from engine.weights.reader import CheckpointReader
 from kernels import ops
 
@@ -82,8 +83,14 @@ class DecoderBuilder:
     def __init__(
         self, spec: ModelSpec, reader: CheckpointReader, fmt: Format | None, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self._spec, self._reader, self._format = spec, reader, fmt
+        self._spec, self._reader = spec, reader
+        self._linears = LinearLoader(reader, fmt, device, dtype, spec.dtype)
         self._device, self._dtype = device, dtype
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done to the weights while they were read, in words, one line a kind."""
+        return self._linears.notes
 
     def build(self, max_len: int, on_layer: Callable[[int], None]) -> Decoder:
         """`max_len` positions get angles; `on_layer(n)` is called after each of the spec's layers."""
@@ -100,19 +107,22 @@ class DecoderBuilder:
     def _tensor(self, name: str) -> torch.Tensor:
         return self._reader.get(name).to(self._device, self._dtype)
 
-    def _linear(self, *prefixes: str) -> Linear:
-        return load_linear(self._reader, prefixes, self._format, self._device, self._dtype)
+    def _linear(self, *prefixes: str, shape: tuple[int, int]) -> Linear:
+        return self._linears.load(prefixes, shape)
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
+        hidden, heads, ffn_size = self._spec.hidden_size, spec.attention, spec.ffn.intermediate_size
+        attended = heads.num_heads * heads.head_dim
+        of_qkv = attended + 2 * heads.num_kv_heads * heads.head_dim
         attention = Attention(
             spec.attention,
-            qkv=self._linear(*(f"{prefix}.self_attn.{name}_proj" for name in "qkv")),
-            out=self._linear(f"{prefix}.self_attn.o_proj"),
+            qkv=self._linear(*(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), shape=(of_qkv, hidden)),
+            out=self._linear(f"{prefix}.self_attn.o_proj", shape=(hidden, attended)),
             norms=self._head_norms(f"{prefix}.self_attn") if spec.attention.qk_norm else None,
         )
         ffn = GatedFfn(
-            gate_up=self._linear(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
-            down=self._linear(f"{prefix}.mlp.down_proj"),
+            gate_up=self._linear(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", shape=(2 * ffn_size, hidden)),
+            down=self._linear(f"{prefix}.mlp.down_proj", shape=(hidden, ffn_size)),
         )
         return Layer(
             self._tensor(f"{prefix}.input_layernorm.weight"),
@@ -128,9 +138,9 @@ class DecoderBuilder:
         )
 
     def _head(self, embedding: torch.Tensor) -> Linear:
-        """Tied models may still carry a copy of the head; the config decides."""
-        if self._spec.tie_word_embeddings:
+        """Tied models may still carry a copy of the head; the config decides, except for a head that was quantised."""
+        if self._spec.tie_word_embeddings and not self._linears.is_quantized("lm_head"):
             if self._reader.has("lm_head.weight"):
                 self._reader.skip("lm_head.weight")
             return DenseLinear(embedding, None)
-        return self._linear("lm_head")
+        return self._linear("lm_head", shape=(self._spec.vocab_size, self._spec.hidden_size))

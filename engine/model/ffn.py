@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.quant.base import Linear
+from engine.quant.linear import Linear
 from kernels import ops
 
 

@@ -1,10 +1,9 @@
-"""The contract of a checkpoint format: claims -> read -> repack -> Linear. The decoder never learns the format.
+"""The contract of a checkpoint format: claims -> read -> the canonical form. `linear.py` makes Linears of it.
 
 A format decides per module from the tensors that are there, not from the config's lists of names: newer uploads leave
 some layers in 16 bits, and the lists of different writers match names by different rules.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,33 +11,59 @@ import torch
 
 from engine.errors import BadCheckpoint
 from engine.weights.reader import CheckpointReader
-from kernels import ops
-from kernels.w4 import W4Weight, pack_w4
 
 
 @dataclass(frozen=True, slots=True)
 class DenseTensors:
-    """weight [N, K] as stored; bias [N] or None."""
+    """The module `prefix` as stored: weight [N, K]; bias [N] or None."""
 
+    prefix: str
     weight: torch.Tensor
     bias: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N, K"""
+        return self.weight.shape[0], self.weight.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensors:
-    """The canonical form of one 4-bit module: W[k, n] = codes * scales[group of k] + offsets[group of k].
+    """The canonical form of the module `prefix`: W[k, n] = codes * scales[group of k] + offsets[group of k].
 
-    codes    uint8 [K, N], rows ordered so that groups are contiguous
-    scales   fp32 [K / group, N], sign kept; offsets fp32 [K / group, N]
-    order    int64 [K] or None: row i of codes belongs to input order[i] (act-order checkpoints)
-    bias     [N] or None
+    bits        2, 3, 4 or 8: codes are below 2 ** bits
+    group_size  rows of codes that share a scale; the last group may have fewer
+    codes       uint8 [K, N], rows ordered so that groups are contiguous
+    scales      [ceil(K / group_size), N] as stored (fp16, bf16 or fp32), sign kept
+    offsets     fp32, same shape: -zero * scale
+    order       int64 [K] or None: row i of codes belongs to input order[i] (act-order checkpoints)
+    bias        [N] or None
     """
 
+    prefix: str
+    bits: int
+    group_size: int
     codes: torch.Tensor
     scales: torch.Tensor
     offsets: torch.Tensor
     order: torch.Tensor | None
     bias: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N, K"""
+        return self.codes.shape[1], self.codes.shape[0]
+
+    def dequantize(self, columns: slice = slice(None)) -> torch.Tensor:
+        """fp32 [K, columns], rows in the order of the inputs: what the checkpoint says, the slow and plain way."""
+        group_of = torch.arange(self.codes.shape[0]) // self.group_size
+        scales, offsets = self.scales[:, columns].float()[group_of], self.offsets[:, columns][group_of]
+        dense = self.codes[:, columns].float() * scales + offsets
+        if self.order is None:
+            return dense
+        in_input_order = torch.empty_like(dense)
+        in_input_order[self.order] = dense
+        return in_input_order
 
 
 class Format(Protocol):
@@ -55,116 +80,45 @@ class Format(Protocol):
         ...
 
 
-class Linear(Protocol):
-    """x [tokens, K] -> [tokens, N]"""
-
-    num_bytes: int
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
-
-
-class DenseLinear:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
-        self.num_bytes = weight.numel() * weight.element_size()
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.linear(x, self.weight, self.bias)
-
-
-class W4Linear:
-    def __init__(self, weight: W4Weight, order: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-        self.weight, self.order, self.bias = weight, order, bias
-        self.num_bytes = weight.num_bytes
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = ops.w4_linear(x if self.order is None else x[:, self.order], self.weight)
-        return y if self.bias is None else y + self.bias
-
-
-class SplitLinear:
-    """Projections that share an input but cannot share a weight (different formats, groups or orders), side by side."""
-
-    def __init__(self, parts: Sequence[Linear]) -> None:
-        self.parts = parts
-        self.num_bytes = sum(part.num_bytes for part in parts)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part(x) for part in self.parts], dim=-1)
-
-
-def load_linear(
-    reader: CheckpointReader, prefixes: Sequence[str], fmt: Format | None, device: torch.device, dtype: torch.dtype
-) -> Linear:
-    """One Linear for the modules `prefixes`, fused along N where their tensors allow it.
-
-    Raises BadCheckpoint when a module is stored neither densely nor in the checkpoint's format.
-    """
-    modules = [_read(reader, prefix, fmt) for prefix in prefixes]
-    groups = _fusable(modules)
-    parts = [_build(group, device, dtype) for group in groups]
-    return parts[0] if len(parts) == 1 else SplitLinear(parts)
-
-
-def _read(reader: CheckpointReader, prefix: str, fmt: Format | None) -> DenseTensors | QuantizedTensors:
-    if fmt is not None and fmt.claims(reader, prefix):
-        return fmt.read(reader, prefix)
-    if reader.has(f"{prefix}.weight"):
-        return DenseTensors(reader.get(f"{prefix}.weight"), read_bias(reader, prefix))
-    found = sorted(name.removeprefix(prefix + ".") for name in reader.names if name.startswith(prefix + "."))
-    wanted = f"weight, or {fmt.name} tensors" if fmt else "weight (the config names no quantization)"
-    raise BadCheckpoint(f"`{prefix}`: expected {wanted}; found {', '.join(found) or 'nothing'}.")
-
-
 def read_bias(reader: CheckpointReader, prefix: str) -> torch.Tensor | None:
     return reader.get(f"{prefix}.bias") if reader.has(f"{prefix}.bias") else None
 
 
-def _fusable(modules: Sequence[DenseTensors | QuantizedTensors]) -> list[list[DenseTensors | QuantizedTensors]]:
-    """All in one group if they agree, else each alone."""
-    first = modules[0]
-    alike = all(_agree(first, other) for other in modules[1:])
-    return [list(modules)] if alike else [[module] for module in modules]
+def rows_a_group(prefix: str, num_inputs: int, num_groups: int, stated: int) -> int:
+    """The group size that gives `num_inputs` rows `num_groups` scales: the stated one (-1: all rows) if it does.
+
+    Raises BadCheckpoint if neither it nor an even split fits.
+    """
+    if num_groups == 1:
+        return num_inputs
+    if stated > 0 and -(-num_inputs // stated) == num_groups:
+        return stated
+    if num_groups and num_inputs % num_groups == 0:
+        return num_inputs // num_groups
+    raise BadCheckpoint(f"`{prefix}`: {num_inputs} inputs do not divide into {num_groups} groups of {stated}.")
 
 
-def _agree(a: DenseTensors | QuantizedTensors, b: DenseTensors | QuantizedTensors) -> bool:
-    if isinstance(a, DenseTensors) or isinstance(b, DenseTensors):
-        return isinstance(a, DenseTensors) and isinstance(b, DenseTensors)
-    if a.scales.shape[0] != b.scales.shape[0] or (a.order is None) != (b.order is None):
-        return False
-    return a.order is None or b.order is None or torch.equal(a.order, b.order)
+def check_same_shape(prefix: str, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> None:
+    """Raises BadCheckpoint unless scales and zeros are alike and have a column for each of codes'."""
+    if scales.dim() != 2 or scales.shape[1] != codes.shape[1] or zeros.shape != scales.shape:
+        raise BadCheckpoint(
+            f"`{prefix}`: the codes are of {tuple(codes.shape)} weights, scales are {tuple(scales.shape)}, "
+            f"zeros {tuple(zeros.shape)}; they do not belong together."
+        )
 
 
-def place(weight: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A dense weight where it will be used. Under fp32 arithmetic 16 bits stay 16 bits: half the memory, no loss."""
-    keeps_16_bits = dtype == torch.float32 and weight.dtype in (torch.float16, torch.bfloat16)
-    return weight.to(device, weight.dtype if keeps_16_bits else dtype)
+def order_of_rows(prefix: str, g_idx: torch.Tensor, num_groups: int, group_size: int) -> torch.Tensor | None:
+    """int64 [K]: the inputs sorted by their group, so that each group is contiguous; None where they already are.
 
-
-def _build(modules: Sequence[DenseTensors | QuantizedTensors], device: torch.device, dtype: torch.dtype) -> Linear:
-    bias = _cat_biases(modules, device, dtype)
-    first = modules[0]
-    if isinstance(first, DenseTensors):
-        weights = [place(m.weight, device, dtype) for m in modules if isinstance(m, DenseTensors)]
-        return DenseLinear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
-    quantized = [m for m in modules if isinstance(m, QuantizedTensors)]
-    codes, scales, offsets = (
-        torch.cat([getattr(m, part).to(device) for m in quantized], dim=1) for part in ("codes", "scales", "offsets")
-    )
-    order = None if first.order is None else first.order.to(device)
-    return W4Linear(pack_w4(codes, scales, offsets), order, bias)
-
-
-def _cat_biases(
-    modules: Sequence[DenseTensors | QuantizedTensors], device: torch.device, dtype: torch.dtype
-) -> torch.Tensor | None:
-    if all(module.bias is None for module in modules):
+    g_idx [K] is each input's group. Raises BadCheckpoint if a group does not exist or has not its share of inputs.
+    """
+    g_idx = g_idx.long()
+    in_order = torch.arange(g_idx.shape[0]) // group_size
+    if torch.equal(g_idx, in_order):
         return None
-    return torch.cat([_bias_or_zeros(module).to(device, dtype) for module in modules])
-
-
-def _bias_or_zeros(module: DenseTensors | QuantizedTensors) -> torch.Tensor:
-    if module.bias is not None:
-        return module.bias
-    num_outputs = module.weight.shape[0] if isinstance(module, DenseTensors) else module.codes.shape[1]
-    return torch.zeros(num_outputs)
+    lowest, highest = int(g_idx.min()), int(g_idx.max())
+    if lowest < 0 or highest >= num_groups:
+        raise BadCheckpoint(f"`{prefix}`: g_idx names groups {lowest} to {highest}; there are {num_groups}.")
+    if not torch.equal(g_idx.bincount(minlength=num_groups), in_order.bincount(minlength=num_groups)):
+        raise BadCheckpoint(f"`{prefix}`: g_idx does not give {group_size} inputs to each of {num_groups} groups.")
+    return torch.argsort(g_idx, stable=True)

@@ -1,0 +1,85 @@
+"""What is checked of a quantised module before the first token: a garbled checkpoint is an error, not garbled text."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from engine.errors import BadCheckpoint, EngineError
+from engine.quant.base import QuantizedTensors
+
+_LARGEST_WEIGHT = 65504.0  # fp16's last number; weights of real models are below 100
+_COLUMNS = 8  # outputs of a module that are computed both ways
+# Rows that a product is tried with: one, a few, and so many that the weight is expanded first (see `ops.w4_linear`).
+_ROWS = (1, 5, 128)
+_FP32_ERROR = 1e-4  # of the sum of absolute terms: 16,384 sums in fp32 differ by less than 1e-5 of it
+
+_BROKEN = "The checkpoint is damaged or was quantised wrongly. Download it again, or take another."
+
+
+def check_numbers(module: QuantizedTensors) -> None:
+    """Raises BadCheckpoint naming the module and the number that no weight has."""
+    scales = module.scales.float()
+    for name, numbers in (("scales", scales), ("zeros times scales", module.offsets)):
+        if num_broken := int((~numbers.isfinite()).sum()):
+            raise BadCheckpoint(
+                f"`{module.prefix}`: {num_broken} of {numbers.numel()} {name} are infinite or no numbers. {_BROKEN}"
+            )
+    if not scales.any():
+        raise BadCheckpoint(f"`{module.prefix}`: all {scales.numel()} scales are 0. {_BROKEN}")
+    at_highest_code = scales * ((1 << module.bits) - 1) + module.offsets
+    largest = max(float(module.offsets.abs().max()), float(at_highest_code.abs().max()))
+    if largest > _LARGEST_WEIGHT:
+        raise BadCheckpoint(
+            f"`{module.prefix}`: scales reach {float(scales.abs().max()):.3g}, weights {largest:.3g}. {_BROKEN}"
+        )
+
+
+def check_products(
+    modules: Sequence[QuantizedTensors],
+    linear: Callable[[torch.Tensor], torch.Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Compare `linear`, which runs on the packed weight, with the plain dequantised numbers on a few columns.
+
+    Raises EngineError where they differ: then a kernel or the packing is at fault, not the checkpoint.
+    """
+    generator = torch.Generator().manual_seed(0)
+    num_inputs = modules[0].shape[1]
+    x = torch.randn(_ROWS[-1], num_inputs, generator=generator)
+    x[1::2] = F.one_hot(torch.linspace(0, num_inputs - 1, _ROWS[-1] // 2).long(), num_inputs).float()  # single weights
+    x = x.to(dtype)
+    columns, weights, sizes, biases = _few_columns(modules)
+    expected = x.double() @ weights + biases
+    allowed = (x.abs().double() @ sizes + biases.abs()) * max(_FP32_ERROR, 4 * torch.finfo(dtype).eps)
+    for num_rows in _ROWS:
+        got = linear(x[:num_rows].to(device))[:, columns.to(device)].double().cpu()
+        error = (got - expected[:num_rows]).abs()
+        if not bool((error <= allowed[:num_rows]).all()):
+            raise EngineError(
+                f"`{modules[0].prefix}`: the packed weight gives other products than the checkpoint's numbers, off by "
+                f"{float((error - allowed[:num_rows]).max()):.3g} more than rounding ({num_rows} rows, {dtype}, {device}). "
+                "A kernel is at fault on this machine: start with REFERENCE=1 in the environment, and report it."
+            )
+
+
+def _few_columns(
+    modules: Sequence[QuantizedTensors],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the first and last outputs of each module: their columns in the whole, and in fp64 their weights [K, columns],
+    the sizes of the terms that these are made of, and their biases.
+    """
+    columns, weights, sizes, biases = [], [], [], []
+    start = 0
+    for module in modules:
+        num_outputs, num_inputs = module.shape
+        for part in (slice(0, min(_COLUMNS, num_outputs)), slice(max(0, num_outputs - _COLUMNS), num_outputs)):
+            columns.append(torch.arange(start + part.start, start + part.stop))
+            weights.append(module.dequantize(part).double())
+            term = module.scales[:, part].double().abs() * ((1 << module.bits) - 1) + module.offsets[:, part].abs()
+            sizes.append(term.max(dim=0).values.expand(num_inputs, -1))
+            bias = torch.zeros(num_outputs) if module.bias is None else module.bias
+            biases.append(bias[part].double())
+        start += num_outputs
+    return torch.cat(columns), torch.cat(weights, dim=1), torch.cat(sizes, dim=1), torch.cat(biases)

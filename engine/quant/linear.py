@@ -1,0 +1,202 @@
+"""From a module's tensors to a Linear: fused where modules agree, padded to the kernels' tile, checked before use.
+
+Codes of up to 4 bits stay packed (2 and 3 bits in the same 4-bit form, without loss); 8-bit modules are dequantised to
+16 bits while they are read. The decoder never learns which.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from engine.errors import BadCheckpoint
+from engine.quant.base import DenseTensors, Format, QuantizedTensors, read_bias
+from engine.quant.check import check_numbers, check_products
+from engine.weights.reader import CheckpointReader
+from kernels import ops
+from kernels.w4 import W4Weight, pack_w4
+
+_TILE_K = 16  # inputs that the kernels take at once
+_PACKED_BITS = 4
+
+
+class Linear(Protocol):
+    """x [tokens, K] -> [tokens, N]"""
+
+    num_bytes: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N, K"""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class DenseLinear:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.num_bytes = weight.numel() * weight.element_size()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+
+class W4Linear:
+    """A packed weight, with what its checkpoint asks for around it: inputs gathered by `order`, padded with zeros."""
+
+    def __init__(
+        self, weight: W4Weight, num_inputs: int, order: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> None:
+        self.weight, self.order, self.bias = weight, order, bias
+        self.num_bytes = weight.num_bytes
+        self.shape = (weight.num_outputs, num_inputs)
+        self._padding = weight.num_inputs - num_inputs
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.order is not None:
+            x = x[:, self.order]
+        if self._padding:
+            x = F.pad(x, (0, self._padding))
+        y = ops.w4_linear(x, self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+class SplitLinear:
+    """Projections that share an input but cannot share a weight (different formats, groups or orders), side by side."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self.parts = parts
+        self.num_bytes = sum(part.num_bytes for part in parts)
+        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+class LinearLoader:
+    """Makes the Linears of one checkpoint, and remembers in `notes` what a reader of the log should know of them."""
+
+    def __init__(
+        self, reader: CheckpointReader, fmt: Format | None, device: torch.device, dtype: torch.dtype, model_dtype: str
+    ) -> None:
+        """`dtype` is that of the arithmetic, `model_dtype` the one that the checkpoint's config names."""
+        self._reader, self._format, self._device, self._dtype = reader, fmt, device, dtype
+        self._model_dtype = model_dtype
+        self._notes: dict[str, None] = {}  # in the order of their coming, each once
+        self._checked_kinds: set[str] = set()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._notes)
+
+    def load(self, prefixes: Sequence[str], shape: tuple[int, int]) -> Linear:
+        """One Linear for the modules `prefixes`, fused along N where their tensors allow it. `shape` is (N, K) of all.
+
+        Raises BadCheckpoint for a module that is stored neither densely nor in the checkpoint's format, whose numbers
+        make no sense, or whose shape is not the one that config.json asks for.
+        """
+        modules = [self._read(prefix) for prefix in prefixes]
+        if sum(module.shape[0] for module in modules) != shape[0] or any(m.shape[1] != shape[1] for m in modules):
+            each = ", ".join(f"`{module.prefix}` {module.shape}" for module in modules)
+            raise BadCheckpoint(f"config.json asks for weights of {shape} (outputs, inputs); the files have {each}.")
+        parts = [self._build(group) for group in _fusable(modules)]
+        return parts[0] if len(parts) == 1 else SplitLinear(parts)
+
+    def is_quantized(self, prefix: str) -> bool:
+        return self._format is not None and self._format.claims(self._reader, prefix)
+
+    def _read(self, prefix: str) -> DenseTensors | QuantizedTensors:
+        if self._format is not None and self.is_quantized(prefix):
+            quantized = self._format.read(self._reader, prefix)
+            check_numbers(quantized)
+            self._note_precision(quantized)
+            return quantized if quantized.bits <= _PACKED_BITS else _as_dense(quantized)
+        if self._reader.has(f"{prefix}.weight"):
+            return DenseTensors(prefix, self._reader.get(f"{prefix}.weight"), read_bias(self._reader, prefix))
+        found = sorted(name.removeprefix(prefix + ".") for name in self._reader.names if name.startswith(prefix + "."))
+        wanted = f"weight, or {self._format.name} tensors" if self._format else "weight (no quantization_config)"
+        raise BadCheckpoint(f"`{prefix}`: expected {wanted}; found {', '.join(found) or 'nothing'}.")
+
+    def _note_precision(self, module: QuantizedTensors) -> None:
+        if module.bits > _PACKED_BITS:
+            self._notes[f"Modules of {module.bits} bits are held as 16-bit weights: twice their size on disk."] = None
+        elif module.bits < _PACKED_BITS:
+            self._notes[f"Modules of {module.bits} bits are held in 4 bits, without loss."] = None
+        scales_dtype = str(module.scales.dtype).removeprefix("torch.")
+        if self._model_dtype in ("float16", "bfloat16") and scales_dtype != self._model_dtype:
+            self._notes[f"The model is {self._model_dtype}, its scales are {scales_dtype}: cast to float32."] = None
+
+    def _build(self, modules: Sequence[DenseTensors | QuantizedTensors]) -> Linear:
+        bias = self._cat_biases(modules)
+        first = modules[0]
+        if isinstance(first, DenseTensors):
+            weights = [place(m.weight, self._device, self._dtype) for m in modules if isinstance(m, DenseTensors)]
+            return DenseLinear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+        quantized = [module for module in modules if isinstance(module, QuantizedTensors)]
+        order = None if first.order is None else first.order.to(self._device)
+        linear = W4Linear(self._pack(quantized), first.shape[1], order, bias)
+        self._check_kind(quantized, linear)
+        return linear
+
+    def _pack(self, modules: Sequence[QuantizedTensors]) -> W4Weight:
+        codes, scales, offsets = (
+            torch.cat([getattr(module, part).to(self._device) for module in modules], dim=1)
+            for part in ("codes", "scales", "offsets")
+        )
+        # One group grows to the tile; of several all keep their size, and the last is filled up to it.
+        num_groups, group_size = scales.shape[0], modules[0].group_size
+        whole = group_size * num_groups if num_groups > 1 else group_size + -group_size % _TILE_K
+        return pack_w4(F.pad(codes, (0, 0, 0, whole - codes.shape[0])), scales, offsets)
+
+    def _cat_biases(self, modules: Sequence[DenseTensors | QuantizedTensors]) -> torch.Tensor | None:
+        if all(module.bias is None for module in modules):
+            return None
+        return torch.cat([_bias_or_zeros(module).to(self._device, self._dtype) for module in modules])
+
+    def _check_kind(self, modules: Sequence[QuantizedTensors], linear: W4Linear) -> None:
+        """Only the first of each kind: one layer's query projection stands for every layer's."""
+        module = modules[0]
+        names = re.sub(r"\d+", "#", " ".join(module.prefix for module in modules))
+        kind = f"{names} {module.bits} {module.group_size} {module.order is None}"
+        if kind not in self._checked_kinds:
+            check_products(modules, linear, self._device, self._dtype)
+            self._checked_kinds.add(kind)
+
+
+def place(weight: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A dense weight where it will be used. Under fp32 arithmetic 16 bits stay 16 bits: half the memory, no loss."""
+    keeps_16_bits = dtype == torch.float32 and weight.dtype in (torch.float16, torch.bfloat16)
+    return weight.to(device, weight.dtype if keeps_16_bits else dtype)
+
+
+def _as_dense(module: QuantizedTensors) -> DenseTensors:
+    """In fp16, whose 11 bits hold more of code * scale than bf16's 8; `check_numbers` has seen that it fits."""
+    return DenseTensors(module.prefix, module.dequantize().T.to(torch.float16).contiguous(), module.bias)
+
+
+def _fusable(modules: Sequence[DenseTensors | QuantizedTensors]) -> list[list[DenseTensors | QuantizedTensors]]:
+    """All in one group if they agree, else each alone."""
+    first = modules[0]
+    alike = all(_agree(first, other) for other in modules[1:])
+    return [list(modules)] if alike else [[module] for module in modules]
+
+
+def _agree(a: DenseTensors | QuantizedTensors, b: DenseTensors | QuantizedTensors) -> bool:
+    if isinstance(a, DenseTensors) and isinstance(b, DenseTensors):
+        return a.weight.dtype == b.weight.dtype
+    if isinstance(a, DenseTensors) or isinstance(b, DenseTensors):
+        return False
+    if a.group_size != b.group_size or (a.order is None) != (b.order is None):
+        return False
+    return a.order is None or b.order is None or torch.equal(a.order, b.order)
+
+
+def _bias_or_zeros(module: DenseTensors | QuantizedTensors) -> torch.Tensor:
+    return module.bias if module.bias is not None else torch.zeros(module.shape[0])
