@@ -1,6 +1,6 @@
 """Tiny random checkpoints of every family and format, beside the dense weights that they stand for.
 
-The packers are written from the format descriptions alone, in plain numpy, and share nothing with the readers.
+The quantised ones are written by `tests/packers.py`, which shares nothing with the readers.
 """
 
 import json
@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from tests import packers
 
 _SHAPE = dict(
     hidden_size=64,
@@ -39,7 +41,10 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**_SHAPE),
     "qwen3": Qwen3Config(**_SHAPE, head_dim=32),
 }
-FORMATS = ("dense", "gptq", "gptq_v2", "gptq_act_order", "awq_gemm", "awq_gemm_sym", "awq_gemv_fast")
+FORMATS = (
+    *("dense", "gptq", "gptq_v2", "gptq_act_order", "gptq_3bit"),
+    *("awq_gemm", "awq_gemm_sym", "awq_gemv", "awq_gemv_fast", "compressed", "compressed_sym_channel"),
+)
 
 _GROUP = 32
 
@@ -81,121 +86,70 @@ def _quantise_layers(tensors: dict[str, torch.Tensor], fmt: str, rng: np.random.
         n, k = tensors.pop(name).shape
         prefix = name.removesuffix(".weight")
         packed, dense = _PACKERS[fmt](n, k, rng)
-        tensors.update({f"{prefix}.{part}": torch.from_numpy(array) for part, array in packed.items()})
+        tensors.update({f"{prefix}.{part}": tensor for part, tensor in packed.items()})
         tensors["!" + name] = torch.from_numpy(dense)
     return _CONFIGS[fmt]
 
 
-def _random_parts(n: int, k: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """codes [K, N] 0..15, zeros [groups, N] 0..15, scales fp16 [groups, N] of both signs."""
-    groups = k // _GROUP
-    codes = rng.integers(0, 16, (k, n))
-    zeros = rng.integers(0, 16, (groups, n))
-    scales = rng.uniform(0.005, 0.03, (groups, n)) * rng.choice([-1, 1], (groups, n))
-    return codes, zeros, scales.astype(np.float16)
-
-
-def _dense(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, group_of: np.ndarray) -> np.ndarray:
-    """fp32 [N, K]"""
-    return ((codes - zeros[group_of]) * scales.astype(np.float32)[group_of]).T.astype(np.float32).copy()
-
-
-def _pack_words(fields: np.ndarray) -> np.ndarray:
-    """[rows, 8] of 0..15 -> int32 [rows], least significant first."""
-    words = np.zeros(fields.shape[0], np.int64)
-    for i in range(8):
-        words |= fields[:, i].astype(np.int64) << (4 * i)
-    return words.astype(np.uint32).view(np.int32)
-
-
-def _pack_down(fields: np.ndarray) -> np.ndarray:
-    """[K, N] -> int32 [K / 8, N]"""
-    k, n = fields.shape
-    return np.stack([_pack_words(fields[8 * r : 8 * r + 8].T) for r in range(k // 8)]).reshape(k // 8, n)
-
-
-def _pack_across(fields: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
-    """[rows, N] -> int32 [rows, N / 8]; nibble i of word c is column 8c + order[i]"""
-    columns = [_pack_words(fields[:, [8 * c + o for o in order]]) for c in range(fields.shape[1] // 8)]
-    return np.stack(columns, axis=1)
-
-
-def _gptq(n: int, k: int, rng: np.random.Generator, *, shift: int = 1, act_order: bool = False):
-    codes, zeros, scales = _random_parts(n, k, rng)
-    group_of = np.arange(k) // _GROUP
-    if act_order:
-        # transformers' q, k and v share one input and so one order; a generator of the shape's own keeps that true.
-        group_of = np.random.default_rng(k).permutation(group_of)
-    packed = {
-        "qweight": _pack_down(codes),
-        "qzeros": _pack_across((zeros - shift) % 16),
-        "scales": scales,
-        "g_idx": group_of.astype(np.int32),
-    }
-    return packed, _dense(codes, zeros, scales, group_of)
+def _gptq(n: int, k: int, rng: np.random.Generator, *, version: int = 1, act_order: bool = False, **options):
+    # transformers' q, k and v share one input and so one order; a generator of the shape's own keeps that true.
+    group_of = packers.permuted_groups(np.random.default_rng(k), k, _GROUP) if act_order else None
+    parts = packers.random_parts(rng, n, k, group_of=group_of, group_size=_GROUP, **options)
+    return packers.gptq(parts, version=version), parts.dense
 
 
 def _awq_gemm(n: int, k: int, rng: np.random.Generator, *, symmetric: bool = False):
-    codes, zeros, scales = _random_parts(n, k, rng)
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
-    packed = {"qweight": _pack_across(codes, order), "scales": scales}
-    if symmetric:
-        zeros = np.full_like(zeros, 8)
-    else:
-        packed["qzeros"] = _pack_across(zeros, order)
-    return packed, _dense(codes, zeros, scales, np.arange(k) // _GROUP)
+    parts = packers.random_parts(rng, n, k, group_size=_GROUP, symmetric=symmetric)
+    return packers.awq_gemm(parts, with_zeros=not symmetric), parts.dense
+
+
+def _awq_gemv(n: int, k: int, rng: np.random.Generator):
+    parts = packers.random_parts(rng, n, k, group_size=_GROUP)
+    return packers.awq_gemv(parts), parts.dense
 
 
 def _awq_gemv_fast(n: int, k: int, rng: np.random.Generator):
-    codes, zeros, scales = _random_parts(n, k, rng)
-    offsets = (-scales.astype(np.float32) * zeros).astype(np.float16)
-    padded_rows = 8 * -(-(k // _GROUP) // 8)
-    pad = ((0, padded_rows - scales.shape[0]), (0, 0))
-    packed = {
-        "qweight": _gemv_fast_words(codes.T),
-        "scales": np.pad(scales, pad),
-        "qzeros": np.pad(offsets, pad),
-    }
-    group_of = np.arange(k) // _GROUP
-    dense = codes * scales.astype(np.float32)[group_of] + offsets.astype(np.float32)[group_of]
-    return packed, dense.T.astype(np.float32).copy()
+    parts = packers.random_parts(rng, n, k, group_size=_GROUP)
+    return packers.awq_gemv_fast(parts), packers.dense_of_gemv_fast(parts)
 
 
-def _gemv_fast_words(rows: np.ndarray) -> np.ndarray:
-    """codes [N, K] -> int16 [N / 4, K], one value at a time."""
-    n, k = rows.shape
-    shuffled = np.empty_like(rows)
-    for first in range(0, k, 32):
-        # 32 values k = 8a + 2b + c are laid out with b outermost, then a, then c; then of each 8 the evens come first.
-        order = [8 * a + 2 * b + c for b in range(4) for a in range(4) for c in range(2)]
-        order = [order[8 * e + i] for e in range(4) for i in (0, 2, 4, 6, 1, 3, 5, 7)]
-        shuffled[:, first : first + 32] = rows[:, first : first + 32][:, order]
-    words = np.zeros((n // 4, k), np.int64)
-    for r in range(n // 4):
-        for stretch in range(k // 64):
-            values = [shuffled[4 * r + row, 64 * stretch + i] for row in range(4) for i in range(64)]
-            for w in range(64):
-                words[r, 64 * stretch + w] = sum(int(values[4 * w + j]) << (4 * j) for j in range(4))
-    return words.astype(np.uint16).view(np.int16)
+def _compressed(n: int, k: int, rng: np.random.Generator, *, symmetric: bool = False, group_size: int = _GROUP):
+    parts = packers.random_parts(rng, n, k, group_size=group_size, symmetric=symmetric, scale_dtype=torch.bfloat16)
+    return packers.compressed(parts, with_zeros=not symmetric), parts.dense
 
 
 _PACKERS = {
     "gptq": _gptq,
-    "gptq_v2": lambda n, k, rng: _gptq(n, k, rng, shift=0),
+    "gptq_v2": lambda n, k, rng: _gptq(n, k, rng, version=2),
     "gptq_act_order": lambda n, k, rng: _gptq(n, k, rng, act_order=True),
+    "gptq_3bit": lambda n, k, rng: _gptq(n, k, rng, bits=3),
     "awq_gemm": _awq_gemm,
     "awq_gemm_sym": lambda n, k, rng: _awq_gemm(n, k, rng, symmetric=True),
+    "awq_gemv": _awq_gemv,
     "awq_gemv_fast": _awq_gemv_fast,
+    "compressed": _compressed,
+    "compressed_sym_channel": lambda n, k, rng: _compressed(n, k, rng, symmetric=True, group_size=-1),
 }
 _GPTQ_CONFIG = {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "sym": False}
 _AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": _GROUP, "zero_point": True}
+
+
+def _compressed_config(**weights: object) -> dict[str, object]:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", **weights}, "input_activations": None}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group}}
+
+
 _CONFIGS: dict[str, dict[str, object]] = {
     "gptq": {**_GPTQ_CONFIG, "desc_act": False},
     "gptq_v2": {**_GPTQ_CONFIG, "desc_act": False, "checkpoint_format": "gptq_v2"},
     "gptq_act_order": {**_GPTQ_CONFIG, "desc_act": True},
+    "gptq_3bit": {**_GPTQ_CONFIG, "bits": 3},
     "awq_gemm": {**_AWQ_CONFIG, "version": "gemm"},
     "awq_gemm_sym": {**_AWQ_CONFIG, "version": "gemm", "zero_point": False},
+    "awq_gemv": {**_AWQ_CONFIG, "version": "gemv"},
     "awq_gemv_fast": {**_AWQ_CONFIG, "version": "gemv_fast"},
+    "compressed": _compressed_config(symmetric=False, strategy="group", group_size=_GROUP),
+    "compressed_sym_channel": _compressed_config(symmetric=True, strategy="channel", group_size=None),
 }
 
 

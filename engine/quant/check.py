@@ -59,7 +59,7 @@ def check_products(
         if not bool((error <= allowed[:num_rows]).all()):
             raise EngineError(
                 f"`{modules[0].prefix}`: the packed weight gives other products than the checkpoint's numbers, off by "
-                f"{float((error - allowed[:num_rows]).max()):.3g} more than rounding ({num_rows} rows, {dtype}, {device}). "
+                f"{float((error - allowed[:num_rows]).max()):.3g} more than rounding ({num_rows} rows, {dtype}). "
                 "A kernel is at fault on this machine: start with REFERENCE=1 in the environment, and report it."
             )
 
