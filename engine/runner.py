@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.nn.functional import normalize
 
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest
 from engine.forward import forward_batch, on_device
 from engine.memory import Measured, asked_context, check_weights_fit, plan_memory
-from engine.model.decoder import Decoder, DecoderBuilder
+from engine.model.builder import DecoderBuilder
+from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
 from engine.model.spec import ModelSpec
 from engine.plan import BatchPlan, FinishedStep, PendingStep, ScheduledSequence, StepOutput
@@ -44,6 +46,17 @@ class ModelRunner:
         batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
         hidden = self._decoder.hidden(batch, self._cache)
         return self._decoder.logits(hidden[batch.sample_rows])
+
+    @torch.inference_mode()
+    def pooled(self, plan: BatchPlan) -> torch.Tensor:
+        """[samples, hidden] fp32 of length 1: the embedding of each sequence that samples, in plan order.
+
+        That is the last token's state after the last norm, as embedding models on this decoder are trained (Zhang et
+        al. 2025, Qwen3 Embedding). Writes the plan's KV.
+        """
+        batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
+        hidden = self._decoder.hidden(batch, self._cache)
+        return normalize(self._decoder.normed(hidden[batch.sample_rows]).float(), dim=-1)
 
     @torch.inference_mode()
     def submit(self, plan: BatchPlan) -> PendingStep:
@@ -104,9 +117,10 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     workspace_bytes = _measure_workspace(config, decoder, device, kv_dtype)
     measured = Measured(free_at_start=free_at_start, weights=weights_bytes, workspace=workspace_bytes)
     plan = plan_memory(config, spec, device, measured, kv_dtype.itemsize)
+    angle_notes = decoder.set_max_len(plan.max_model_len)
     cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch)
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
-    report = replace(plan.report, notes=(*notes, *plan.report.notes))
+    report = replace(plan.report, notes=(*notes, *plan.report.notes, *angle_notes))
     runner = ModelRunner(decoder, cache, device, info, report)
 
     on_progress("warming up", 0.95)
@@ -167,12 +181,20 @@ def _load_decoder(
 
 
 def _compute_dtype(config: EngineConfig, spec: ModelSpec, device: Device) -> torch.dtype:
-    """fp32 on a CPU: 16-bit arithmetic is slower there without AVX-512 and less exact everywhere."""
+    """fp32 on a CPU: 16-bit arithmetic is slower there without AVX-512 and less exact everywhere.
+
+    Raises BadRequest for float16 where the model's activations do not fit it.
+    """
+    if config.dtype == "float16" and spec.overflows_float16:
+        raise BadRequest(
+            f"dtype is float16; activations of {spec.architecture} leave its range, and the answers would be noise. "
+            "Use bfloat16, float32 or auto."
+        )
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
     if device.kind == "cpu":
         return torch.float32
-    return torch.bfloat16 if spec.dtype == "bfloat16" else torch.float16
+    return torch.bfloat16 if spec.dtype == "bfloat16" or spec.overflows_float16 else torch.float16
 
 
 def _batched_tokens(config: EngineConfig, device: Device) -> int:
@@ -185,7 +207,7 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
     num_tokens, num_sequences = _batched_tokens(config, device), config.max_num_seqs
     if device.kind == "cpu":
         spec = decoder.spec
-        widest = max(2 * layer.ffn.intermediate_size for layer in spec.layers) + 4 * spec.hidden_size
+        widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
         return 4 * num_tokens * widest + 3 * 8 * num_sequences * spec.vocab_size
     per_sequence = min(max(num_tokens // num_sequences, 1), decoder.max_len)
     blocks = num_sequences * -(-per_sequence // config.block_size)

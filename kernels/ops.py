@@ -31,7 +31,10 @@ def _on_cpu(x: torch.Tensor) -> bool:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square norm over the last axis. x [..., hidden], weight [hidden] -> x's shape and dtype."""
+    """Root-mean-square norm over the last axis. x [..., hidden], weight [hidden] -> x's shape and dtype.
+
+    Rounds to the weight's dtype before the product: a weight in x's dtype is Llama's form, one in fp32 Gemma's.
+    """
     return reference.rms_norm(x, weight, eps)
 
 
@@ -58,11 +61,12 @@ def rope_write_kv(
 
     heads         [tokens, num_heads + 2 * kv_heads, head_dim]: queries, keys, values
     positions     [tokens] int64
-    cos_sin       [max_len, 2, head_dim / 2] fp32
+    cos_sin       [max_len, 2, rotary_dim / 2] fp32; the first rotary_dim numbers of a head are rotated, the rest stay
     k_cache       [blocks, kv_heads, block_size, head_dim], v_cache the same
     slot_mapping  [tokens] int64, block * block_size + offset in the block
     """
-    kernel = cpu_rope if _on_cpu(heads) and _on_cpu(k_cache) else reference
+    is_whole_head = 2 * cos_sin.shape[-1] == heads.shape[-1]
+    kernel = cpu_rope if _on_cpu(heads) and _on_cpu(k_cache) and is_whole_head else reference
     kernel.rope_write_kv(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping)
 
 
@@ -75,6 +79,8 @@ def paged_attention(
     cu_seqlens_q: torch.Tensor,
     *,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attend each query token to the keys that its sequence has in the paged cache, itself included (causal).
 
@@ -83,21 +89,22 @@ def paged_attention(
     block_table  [sequences, max_blocks] int32; entries past a sequence's length are never read
     seq_lens     [sequences] int32, tokens in the cache for each, these included
     cu_seqlens_q [sequences + 1] int32, where each sequence's queries begin
+    window       tokens that a query sees, itself included; None sees all before it
+    softcap      scores become tanh(score / softcap) * softcap; None leaves them
     Returns      [tokens, heads, head_dim] in q's dtype; softmax in fp32
     Raises       ValueError if heads is not a multiple of kv_heads
-    Source       Kwon et al. 2023, PagedAttention
+    Source       Kwon et al. 2023, PagedAttention; softcap: Gemma 2 report, logit soft-capping
     """
     if q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads over {k_cache.shape[1]} KV heads")
-    if not (_on_cpu(q) and _on_cpu(k_cache)):
-        return reference.paged_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale)
-    q = q.contiguous()
-    if q.shape[0] == seq_lens.shape[0]:
-        return cpu_attention.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
-    return _mixed_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale)
+    if not (_on_cpu(q) and _on_cpu(k_cache)) or softcap is not None:
+        return reference.paged_attention(
+            q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale, window=window, softcap=softcap
+        )
+    return _cpu_attention(q.contiguous(), k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale, window)
 
 
-def _mixed_attention(
+def _cpu_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -105,31 +112,43 @@ def _mixed_attention(
     seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     scale: float,
+    window: int | None,
 ) -> torch.Tensor:
-    """Decoding sequences (one query) through the kernel, prefilling ones through torch's attention."""
+    """Decoding sequences (one query) through the kernel as long as no window cuts them, the others through torch.
+
+    Each sequence's own numbers choose, so that its result does not depend on its company.
+    """
+    bounds, lengths = list(pairwise(cu_seqlens_q.tolist())), seq_lens.tolist()
+    one = [s for s, (first, last) in enumerate(bounds) if last - first == 1 and lengths[s] <= (window or lengths[s])]
+    if len(one) == len(bounds):
+        return cpu_attention.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
     out = torch.empty_like(q)
-    bounds = list(pairwise(cu_seqlens_q.tolist()))
-    one = [s for s, (first, last) in enumerate(bounds) if last - first == 1]
     if one:
         rows = [bounds[s][0] for s in one]
         out[rows] = cpu_attention.decode_attention(q[rows], k_cache, v_cache, block_table[one], seq_lens[one], scale)
-    for s, (first, last) in enumerate(bounds):
-        if last - first > 1:
-            out[first:last] = reference.paged_attention(
-                q[first:last],
-                k_cache,
-                v_cache,
-                block_table[s : s + 1],
-                seq_lens[s : s + 1],
-                torch.tensor([0, last - first]),
-                scale=scale,
-            )
+    for s in sorted(set(range(len(bounds))) - set(one)):
+        first, last = bounds[s]
+        out[first:last] = reference.paged_attention(
+            q[first:last],
+            k_cache,
+            v_cache,
+            block_table[s : s + 1],
+            seq_lens[s : s + 1],
+            torch.tensor([0, last - first]),
+            scale=scale,
+            window=window,
+        )
     return out
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """SwiGLU's middle: [tokens, 2 * n], gate first -> silu(gate) * up, [tokens, n]."""
     return reference.silu_mul(gate_up)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """GeGLU's middle: [tokens, 2 * n], gate first -> gelu(gate) * up, [tokens, n], by the tanh form of GELU."""
+    return reference.gelu_tanh_mul(gate_up)
 
 
 def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:

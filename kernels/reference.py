@@ -10,11 +10,13 @@ import torch.nn.functional as F
 
 from kernels.w4 import W4Weight
 
+_SOFTCAP_ROWS = 128  # queries whose scores exist at once: 34 MB at 8 heads and 8,192 keys
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [..., hidden] -> same shape and dtype. Rounds to x's dtype before the weight, as transformers does."""
+    """See `ops.rms_norm`."""
     scaled = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
-    return scaled.to(x.dtype) * weight
+    return (scaled.to(weight.dtype) * weight).to(x.dtype)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -23,10 +25,11 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 
 def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the two halves of each head. x [tokens, heads, head_dim]; cos_sin [max_len, 2, head_dim / 2] fp32."""
-    cos, sin = cos_sin[positions].unsqueeze(2).unbind(1)  # [tokens, 1, head_dim / 2]
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    """Rotate the first numbers of each head by halves. x [tokens, heads, head_dim]; cos_sin as `ops.rope_write_kv`."""
+    cos, sin = cos_sin[positions].unsqueeze(2).unbind(1)  # [tokens, 1, rotary_dim / 2]
+    half = cos.shape[-1]
+    first, second, rest = x.float().split((half, half, x.shape[-1] - 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
 def rope_write_kv(
@@ -56,28 +59,44 @@ def paged_attention(
     cu_seqlens_q: torch.Tensor,
     *,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
-    """See `ops.paged_attention`. One sequence after another, whole key range at once."""
+    """See `ops.paged_attention`. One sequence after another, all keys that its queries can see at once."""
     out = torch.empty_like(q)
     bounds, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
     for sequence, (first, last) in enumerate(pairwise(bounds)):
-        keys = _gather(k_cache, block_table[sequence], lengths[sequence])
-        values = _gather(v_cache, block_table[sequence], lengths[sequence])
-        out[first:last] = attend_causal(q[first:last], keys, values, scale)
+        start = _first_visible(lengths[sequence], last - first, window, block_size=k_cache.shape[2])
+        keys, values = (_gather(c, block_table[sequence], start, lengths[sequence]) for c in (k_cache, v_cache))
+        out[first:last] = attend_causal(q[first:last], keys, values, scale, window, softcap)
     return out
 
 
-def attend_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def _first_visible(length: int, num_queries: int, window: int | None, block_size: int) -> int:
+    """First position that any of a sequence's last queries sees, rounded down to the start of its block."""
+    first = 0 if window is None else max(0, length - num_queries - window + 1)
+    return first // block_size * block_size
+
+
+def attend_causal(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
     """q [n, heads, d] are the last n of k, v [kv_heads, length, d] -> [n, heads, d] in q's dtype."""
+    if softcap is not None:
+        return _attend_softcapped(q, k, v, scale, window, softcap)
     n, length = q.shape[0], k.shape[1]
     # A prompt's first chunk needs no mask tensor, and torch then leaves out what is above the diagonal.
-    is_whole = n == length
-    visible = None if is_whole else torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
+    is_whole = n == length and (window is None or window >= length)
     out = F.scaled_dot_product_attention(
         q.float().transpose(0, 1).unsqueeze(0),
         k.float().unsqueeze(0),
         v.float().unsqueeze(0),
-        attn_mask=visible,
+        attn_mask=None if is_whole else _visible(n, length, window, q.device),
         is_causal=is_whole,
         scale=scale,
         enable_gqa=True,
@@ -85,17 +104,45 @@ def attend_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: floa
     return out.squeeze(0).transpose(0, 1).to(q.dtype)
 
 
-def _gather(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
-    """[kv_heads, length, head_dim] of one sequence out of the paged cache."""
+def _attend_softcapped(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None, softcap: float
+) -> torch.Tensor:
+    """torch's attention has no place for the cap, so the scores are made here, a slab of queries at a time."""
+    heads_of = (k.shape[0], q.shape[1] // k.shape[0])
+    keys, values = (t.float().unsqueeze(1) for t in (k, v))  # [kv_heads, 1, length, d]
+    visible = _visible(q.shape[0], k.shape[1], window, q.device)
+    out = torch.empty_like(q)
+    for rows in torch.arange(q.shape[0], device=q.device).split(_SOFTCAP_ROWS):
+        queries = q[rows].float().transpose(0, 1).unflatten(0, heads_of)  # [kv_heads, heads a kv_head, rows, d]
+        scores = torch.tanh(queries @ keys.transpose(-1, -2) * (scale / softcap)) * softcap
+        weights = scores.masked_fill_(~visible[rows], -torch.inf).softmax(dim=-1)
+        out[rows] = (weights @ values).flatten(0, 1).transpose(0, 1).to(q.dtype)
+    return out
+
+
+def _visible(n: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """bool [n, length]: which keys each of the last n positions sees, itself and the window - 1 before it."""
+    mask = torch.ones(n, length, dtype=torch.bool, device=device).tril(length - n)
+    return mask if window is None else mask.triu(length - n - window + 1)
+
+
+def _gather(cache: torch.Tensor, blocks: torch.Tensor, start: int, length: int) -> torch.Tensor:
+    """[kv_heads, length - start, head_dim] of one sequence out of the paged cache; start begins a block."""
     block_size = cache.shape[2]
-    used = blocks[: (length + block_size - 1) // block_size]
-    return cache[used].transpose(0, 1).flatten(1, 2)[:, :length]
+    used = blocks[start // block_size : -(-length // block_size)]
+    return cache[used].transpose(0, 1).flatten(1, 2)[:, : length - start]
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[..., 2 * n], gate first -> silu(gate) * up, [..., n]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """[..., 2 * n], gate first -> gelu(gate) * up with the tanh form of GELU, [..., n]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -4,12 +4,25 @@ The quantised ones are written by `tests/packers.py`, which shares nothing with 
 """
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from tests import packers
@@ -26,6 +39,7 @@ _SHAPE = dict(
     bos_token_id=1,
     eos_token_id=2,
 )
+_WINDOW = 24  # no multiple of the block size, and well below the tests' prompts
 _LLAMA3_ROPE = dict(
     rope_type="llama3",
     rope_theta=10000.0,
@@ -34,12 +48,51 @@ _LLAMA3_ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
 )
+_YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
+_PARTIAL_ROPE = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75)
+_LONG_ROPE = dict(
+    rope_type="longrope",
+    rope_theta=10000.0,
+    partial_rotary_factor=0.75,
+    short_factor=[1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    long_factor=[1.0, 1.5, 2.5, 4.0, 6.0, 8.0],
+)
+_GEMMA3_ROPE = dict(
+    full_attention=dict(rope_type="linear", rope_theta=1000000.0, factor=8.0),
+    sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+)
+# head_dim is not hidden / heads, the caps are low enough to be felt, and the first layer alone has a window.
+_GEMMA = dict(head_dim=32, query_pre_attn_scalar=24, sliding_window=_WINDOW, pad_token_id=0)
+_MOE = dict(num_experts_per_tok=2, moe_intermediate_size=64, num_experts=8)
 
 FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_SHAPE, tie_word_embeddings=True),
     "llama3": LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3_ROPE),
+    "llama_biases": LlamaConfig(**_SHAPE, attention_bias=True, mlp_bias=True, head_dim=24),
+    "llama_yarn": LlamaConfig(**_SHAPE, rope_parameters=_YARN_ROPE),
+    "mistral": MistralConfig(**_SHAPE, sliding_window=_WINDOW),
     "qwen2": Qwen2Config(**_SHAPE),
+    "qwen2_window": Qwen2Config(**_SHAPE, use_sliding_window=True, sliding_window=_WINDOW, max_window_layers=1),
     "qwen3": Qwen3Config(**_SHAPE, head_dim=32),
+    "phi3": Phi3Config(**_SHAPE, sliding_window=_WINDOW, rope_parameters=_PARTIAL_ROPE, pad_token_id=0),
+    "gemma2": Gemma2Config(**_SHAPE, **_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+    "gemma3": Gemma3TextConfig(
+        **_SHAPE, **_GEMMA, rope_parameters=_GEMMA3_ROPE, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "mixtral": MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=_WINDOW),
+    "qwen3_moe": Qwen3MoeConfig(**_SHAPE, **_MOE, head_dim=32, mlp_only_layers=[0], norm_topk_prob=True),
+    "qwen3_moe_raw": Qwen3MoeConfig(**_SHAPE, **_MOE, head_dim=32),
+}
+MIXTURES = ("mixtral", "qwen3_moe", "qwen3_moe_raw")
+# Angles that depend on a length, from 64 tokens on.
+STRETCHED: dict[str, PreTrainedConfig] = {
+    "llama_dynamic": LlamaConfig(
+        **{**_SHAPE, "max_position_embeddings": 64},
+        rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=4.0),
+    ),
+    "phi3_longrope": Phi3Config(
+        **_SHAPE, original_max_position_embeddings=64, rope_parameters=_LONG_ROPE, pad_token_id=0
+    ),
 }
 FORMATS = (
     *("dense", "gptq", "gptq_v2", "gptq_act_order", "gptq_3bit"),
@@ -54,20 +107,46 @@ def tiny_checkpoint(
 ) -> PreTrainedModel:
     """Write a checkpoint; returns the fp32 model of transformers with exactly its (dequantised) weights."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(FAMILIES[family], dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config((FAMILIES | STRETCHED)[family], dtype=torch.float32).eval()
     _randomise_norms_and_biases(model)
     config = json.loads(model.config.to_json_string())
     config["architectures"] = [type(model).__name__]
-    tensors = {name: tensor.half().clone() for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        del tensors["lm_head.weight"]
+    stored = stored_tensors(model)
+    tensors = {name: tensor.half() for name, tensor in stored.items()}
+    dense = {name: tensor.float() for name, tensor in tensors.items()}
     if fmt != "dense":
-        config["quantization_config"] = _quantise_layers(tensors, fmt, np.random.default_rng(seed))
-    _write(folder, config, {k: v for k, v in tensors.items() if not k.startswith("!")}, shards)
-    dense = {k.removeprefix("!"): v.float() for k, v in tensors.items() if k.startswith("!") or k in model.state_dict()}
-    missing, unexpected = model.load_state_dict(dense, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+        dense |= _quantise_layers(tensors, fmt, np.random.default_rng(seed))
+        config["quantization_config"] = _CONFIGS[fmt]
+    _write(folder, config, tensors, shards)
+    for name, tensor in stored.items():
+        tensor.copy_(dense[name])
     return model
+
+
+def stored_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The model's tensors by the names that its family's checkpoints have: views, so that they can be written to.
+
+    transformers keeps the experts of a layer in one tensor, and checkpoints each by itself.
+    """
+    stored = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        for part, view in _apart(name, tensor, is_mixtral=model.config.model_type == "mixtral"):
+            stored[part] = view
+    return stored
+
+
+def _apart(name: str, tensor: torch.Tensor, *, is_mixtral: bool) -> list[tuple[str, torch.Tensor]]:
+    gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    name = name.replace(".mlp.", ".block_sparse_moe.") if is_mixtral else name
+    prefix = name.rpartition(".")[0]
+    if name.endswith("experts.gate_up_proj"):
+        halves = zip((gate, up), tensor.chunk(2, dim=1), strict=True)
+        return [(f"{prefix}.{e}.{half}.weight", view) for half, both in halves for e, view in enumerate(both)]
+    if name.endswith("experts.down_proj"):
+        return [(f"{prefix}.{e}.{down}.weight", view) for e, view in enumerate(tensor)]
+    return [(name, tensor)]
 
 
 def _randomise_norms_and_biases(model: PreTrainedModel) -> None:
@@ -78,17 +157,20 @@ def _randomise_norms_and_biases(model: PreTrainedModel) -> None:
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
+            elif name.endswith("mlp.gate.weight"):
+                parameter.normal_(0, 0.2)  # some start at zero, where every expert is as likely
 
 
-def _quantise_layers(tensors: dict[str, torch.Tensor], fmt: str, rng: np.random.Generator) -> dict[str, object]:
-    """Replace each projection by its packed form; '!name' keeps the dense fp32 weight that it stands for."""
-    for name in [n for n in tensors if n.endswith("_proj.weight")]:
+def _quantise_layers(tensors: dict[str, torch.Tensor], fmt: str, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Replace each projection by its packed form; returns the dense fp32 weights that they stand for."""
+    dense = {}
+    for name in [name for name in tensors if re.search(r"(_proj|experts\.\d+\.w\d)\.weight$", name)]:
         n, k = tensors.pop(name).shape
         prefix = name.removesuffix(".weight")
-        packed, dense = _PACKERS[fmt](n, k, rng)
+        packed, weight = _PACKERS[fmt](n, k, rng)
         tensors.update({f"{prefix}.{part}": tensor for part, tensor in packed.items()})
-        tensors["!" + name] = torch.from_numpy(dense)
-    return _CONFIGS[fmt]
+        dense[name] = torch.from_numpy(weight)
+    return dense
 
 
 def _gptq(n: int, k: int, rng: np.random.Generator, *, version: int = 1, act_order: bool = False, **options):

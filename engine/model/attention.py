@@ -24,6 +24,10 @@ class Attention:
     def __init__(self, spec: AttentionSpec, qkv: Linear, out: Linear, norms: HeadNorms | None) -> None:
         self.spec, self.qkv, self.out, self.norms = spec, qkv, out, norms
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.out
+
     def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]; writes the tokens' keys and values into the cache."""
         spec = self.spec
@@ -41,5 +45,7 @@ class Attention:
             batch.seq_lens,
             batch.cu_seqlens_q,
             scale=spec.scale,
+            window=spec.window,
+            softcap=spec.softcap,
         )
         return self.out(attended.flatten(1))

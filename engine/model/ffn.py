@@ -1,15 +1,54 @@
-"""The feed-forward half of a layer."""
+"""The feed-forward half of a layer: one gated network, or experts of which each token takes a few."""
 
 import torch
 
+from engine.model.spec import MoeSpec
 from engine.quant.linear import Linear
 from kernels import ops
 
+_GATED = {"silu": ops.silu_mul, "gelu_tanh": ops.gelu_tanh_mul}
+
 
 class GatedFfn:
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
-        self.gate_up, self.down = gate_up, down
+    def __init__(self, activation: str, gate_up: Linear, down: Linear) -> None:
+        self._gated, self._gate_up, self._down = _GATED[activation], gate_up, down
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self._gate_up, self._down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]"""
-        return self.down(ops.silu_mul(self.gate_up(x)))
+        return self._down(self._gated(self._gate_up(x)))
+
+
+class Moe:
+    """Mixture of experts: each token's result is the weighted sum of what its likeliest experts say."""
+
+    def __init__(self, spec: MoeSpec, router: Linear, experts: tuple[GatedFfn, ...]) -> None:
+        self._spec, self._router, self._experts = spec, router, experts
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self._router, *(linear for expert in self._experts for linear in expert.linears)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, hidden] -> [tokens, hidden]. The sums run in fp32 in the experts' order, whatever the company."""
+        weights, chosen = route(self._router(x), self._spec)
+        by_expert = chosen.flatten().argsort(stable=True)  # places in [tokens * chosen], grouped by expert
+        tokens, shares = by_expert // self._spec.num_chosen, weights.flatten()[by_expert].unsqueeze(1)
+        counts = chosen.flatten().bincount(minlength=self._spec.num_experts).tolist()
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert, rows, share in zip(self._experts, tokens.split(counts), shares.split(counts), strict=True):
+            if rows.numel():
+                out.index_add_(0, rows, expert(x[rows]).float() * share)
+        return out.to(x.dtype)
+
+
+def route(logits: torch.Tensor, spec: MoeSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Router logits [tokens, experts] -> weights fp32 and ids of the chosen experts, [tokens, chosen] each.
+
+    The softmax runs over all experts; renormalising comes after the choice.
+    """
+    weights, chosen = logits.float().softmax(dim=-1).topk(spec.num_chosen, dim=-1)
+    return (weights / weights.sum(dim=-1, keepdim=True) if spec.renormalise else weights), chosen

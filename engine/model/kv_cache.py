@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.model.spec import LayerSpec, ModelSpec
+from engine.model.spec import CacheSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,17 +16,16 @@ class LayerCache:
 
 
 class KVCache:
-    """All layers' caches, allocated whole at start; nothing grows later."""
+    """All layers' caches, each by its own spec, allocated whole at start; nothing grows later."""
 
     def __init__(
         self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.layers = tuple(_allocate(layer, num_blocks, block_size, dtype, device) for layer in spec.layers)
+        self.layers = tuple(_allocate(layer.cache, num_blocks, block_size, dtype, device) for layer in spec.layers)
 
 
 def _allocate(
-    layer: LayerSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
-    attention = layer.attention
-    shape = (num_blocks, attention.num_kv_heads, block_size, attention.head_dim)
+    shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
     return LayerCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))

@@ -9,13 +9,15 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import BadRequest, OutOfMemory
 from engine.memory import CPU_KV_MOST_BYTES, CUDA_RESERVE_BYTES, Measured, MemoryPlan, check_weights_fit, plan_memory
-from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, RopeSpec
+from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 from engine.runner import load_runner
 from kernels.device import Device
 from tests.checkpoints import tiny_checkpoint
 
 LAYER = LayerSpec(
-    attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, qk_norm=False),
+    attention=AttentionSpec(
+        num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeSpec(theta=10_000.0, rotary_dim=16), scale=0.25
+    ),
     ffn=FfnSpec(intermediate_size=192),
 )
 SPEC = ModelSpec(
@@ -23,8 +25,7 @@ SPEC = ModelSpec(
     vocab_size=259,
     hidden_size=64,
     layers=(LAYER, LAYER),
-    rope=RopeSpec(theta=10_000.0),
-    norm_eps=1e-5,
+    norm=NormSpec(eps=1e-5),
     tie_word_embeddings=True,
     context_length=4096,
     dtype="float16",

@@ -1,21 +1,29 @@
 """The engine's logits and greedy tokens are transformers', for every family and format, through the real paged path."""
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine import checkpoint
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.model.architectures import read_spec
+from engine.model.spec import FfnSpec, ModelSpec, MoeSpec
 from engine.plan import BatchPlan, ScheduledSequence
 from engine.runner import ModelRunner, load_runner
 from engine.types import SamplingParams
-from tests.checkpoints import FAMILIES, FORMATS, tiny_checkpoint
+from engine.weights.reader import CheckpointReader
+from tests.checkpoints import FAMILIES, FORMATS, MIXTURES, STRETCHED, tiny_checkpoint
 
 # fp32 sums in another order: 2 layers of sums over 64 to 192 terms differ by some 1e-6 of their size; ten times that
 # still tells any wrong element.
 _TOLERANCE = 1e-5
+_MIXTURE_TOLERANCE = 1e-4  # the experts' shares are added in another order, too
 
 _DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 on_every_device = pytest.mark.parametrize("device", _DEVICES)
@@ -58,6 +66,10 @@ def _error_against_transformers(runner: ModelRunner, model: torch.nn.Module, chu
     return _relative_error(_logits_in_chunks(runner, tokens, chunk), theirs)
 
 
+def _tolerance(family: str) -> float:
+    return _MIXTURE_TOLERANCE if family in MIXTURES else _TOLERANCE
+
+
 @on_every_device
 @pytest.mark.parametrize("chunk", [101, 16, 7, 1])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,7 +77,41 @@ def test_logits_equal_transformers_for_every_family_and_chunk_size(
     tmp_path: Path, family: str, chunk: int, device: str
 ) -> None:
     model = tiny_checkpoint(tmp_path, family)
-    assert _error_against_transformers(_load(tmp_path, device), model, chunk) < _TOLERANCE
+    assert _error_against_transformers(_load(tmp_path, device), model, chunk) < _tolerance(family)
+
+
+@on_every_device
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_logits_of_a_mixed_batch_equal_transformers_for_every_family(tmp_path: Path, family: str, device: str) -> None:
+    """In one step: a whole prompt, the rest of a long one, one token far past the window, and one before it."""
+    model = tiny_checkpoint(tmp_path, family)
+    runner = _load(tmp_path, device)
+    lengths, cached = (37, 90, 101, 9), (0, 50, 100, 8)
+    ours = _logits_of_batch(runner, [_prompt(n, seed=n) for n in lengths], cached)
+    for row, n in zip(ours, lengths, strict=True):
+        theirs = model(torch.tensor([_prompt(n, seed=n)])).logits[0, -1]
+        assert _relative_error(row, theirs) < _tolerance(family), f"{n} tokens"
+
+
+def _logits_of_batch(runner: ModelRunner, prompts: list[list[int]], cached: Sequence[int]) -> torch.Tensor:
+    """Logits after each prompt; `cached` tokens of each are computed a step before the others, all at once."""
+    runner.logits(_plan(runner, [(p[:n], 0, len(p)) for p, n in zip(prompts, cached, strict=True)]))
+    return runner.logits(_plan(runner, [(p[n:], n, len(p)) for p, n in zip(prompts, cached, strict=True)])).cpu()
+
+
+def _plan(runner: ModelRunner, parts: list[tuple[list[int], int, int]]) -> BatchPlan:
+    """A step of parts (tokens, where they start, the sequence's whole length), each sequence in blocks of its own."""
+    blocks = [-(-length // runner.memory.block_size) for _, _, length in parts]
+    tables = [tuple(range(end - count, end)) for end, count in zip(accumulate(blocks), blocks, strict=True)]
+    greedy = SamplingParams(temperature=0.0)
+    return BatchPlan(
+        tuple(
+            ScheduledSequence(str(i), i, 0, tuple(tokens), False, start, tables[i], True, 0, greedy, 0)
+            for i, (tokens, start, _) in enumerate(parts)
+            if tokens
+        )
+    )
 
 
 @on_every_device
@@ -81,10 +127,21 @@ def test_logits_equal_transformers_on_the_dequantised_weights_for_every_format(
     assert _error_against_transformers(runner, model, chunk=1) < _TOLERANCE  # packed, one row
 
 
-def test_a_sharded_checkpoint_gives_the_same_logits(tmp_path: Path) -> None:
-    tiny_checkpoint(tmp_path / "whole", "qwen3")
-    tiny_checkpoint(tmp_path / "sharded", "qwen3", shards=3)
-    whole, sharded = (_logits_in_chunks(_load(tmp_path / name), _prompt(20), 20) for name in ("whole", "sharded"))
+@on_every_device
+@pytest.mark.parametrize("fmt", ["gptq", "gptq_act_order", "awq_gemm"])
+@pytest.mark.parametrize("family", ["phi3", "gemma2", "mixtral", "qwen3_moe"])
+def test_logits_equal_transformers_where_projections_are_fused_or_experts_quantised(
+    tmp_path: Path, family: str, fmt: str, device: str
+) -> None:
+    model = tiny_checkpoint(tmp_path, family, fmt)
+    assert _error_against_transformers(_load(tmp_path, device), model, chunk=13) < _tolerance(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sharded_checkpoint_gives_the_same_logits(tmp_path: Path, family: str) -> None:
+    tiny_checkpoint(tmp_path / "whole", family)
+    tiny_checkpoint(tmp_path / "sharded", family, shards=3)
+    whole, sharded = (_logits_in_chunks(_load(tmp_path / name), _prompt(40), 40) for name in ("whole", "sharded"))
     assert torch.equal(whole, sharded)
 
 
@@ -93,19 +150,160 @@ def _edit_config(folder: Path, **changes: object) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
-@pytest.mark.parametrize(
-    ("family", "mistake"),
-    [
-        ("llama", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}),
-        ("llama", {"rms_norm_eps": 0.5}),
-        ("llama3", {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}),
-        ("llama3", {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 8.0}}),
-    ],
-)
-def test_a_mistaken_config_moves_the_logits(tmp_path: Path, family: str, mistake: dict[str, object]) -> None:
+@on_every_device
+@pytest.mark.parametrize(("max_model_len", "num_tokens"), [(64, 50), (64, 64), (101, 101), (256, 256)])
+@pytest.mark.parametrize("family", STRETCHED)
+@torch.inference_mode()
+def test_stretched_angles_are_those_of_transformers_at_the_longest_that_a_sequence_may_become(
+    tmp_path: Path, family: str, max_model_len: int, num_tokens: int, device: str
+) -> None:
+    """Up to the original length for every prompt; beyond it transformers turns all keys anew at every length."""
     model = tiny_checkpoint(tmp_path, family)
-    _edit_config(tmp_path, **mistake)
-    assert _error_against_transformers(_load(tmp_path), model, chunk=101) > 100 * _TOLERANCE
+    runner = _load(tmp_path, device, max_model_len=max_model_len)
+    tokens = _prompt(num_tokens)
+    theirs = model(torch.tensor([tokens])).logits[0, -1]
+    assert _relative_error(_logits_in_chunks(runner, tokens, 50), theirs) < _TOLERANCE
+
+
+@pytest.mark.parametrize("family", STRETCHED)
+def test_a_context_that_stretches_the_angles_is_told(tmp_path: Path, family: str) -> None:
+    tiny_checkpoint(tmp_path, family)
+    assert _load(tmp_path, max_model_len=64).memory.notes == ()
+    (note,) = _load(tmp_path, max_model_len=65).memory.notes
+    assert "65" in note and "64" in note
+
+
+def test_angles_are_those_of_the_context_that_fits(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path, "llama_dynamic")
+    _edit_config(tmp_path, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0})
+    token_bytes = 2 * 2 * 2 * 16 * 4  # keys and values, layers, KV heads, head_dim, fp32
+    fitted = _load(tmp_path, kv_gb=272 * token_bytes / 1e9)
+    assert fitted.info.max_model_len == 272
+    asked = _load(tmp_path, max_model_len=272)
+    assert torch.equal(*(_logits_in_chunks(runner, _prompt(40), 40) for runner in (fitted, asked)))
+    assert _error_against_transformers(fitted, model, 101) > 100 * _TOLERANCE
+
+
+Mistake = Callable[[ModelSpec], ModelSpec]
+
+
+def _in_model(**changes: object) -> Mistake:
+    return lambda spec: replace(spec, **changes)
+
+
+def _in_norms(**changes: object) -> Mistake:
+    return lambda spec: replace(spec, norm=replace(spec.norm, **changes))
+
+
+def _in_names(**changes: object) -> Mistake:
+    return lambda spec: replace(spec, names=replace(spec.names, **changes))
+
+
+def _in_attention(**changes: object) -> Mistake:
+    return lambda spec: _map_layers(spec, lambda layer: replace(layer, attention=replace(layer.attention, **changes)))
+
+
+def _in_windows(change: Callable[[int], int | None]) -> Mistake:
+    def in_layer(layer):
+        window = layer.attention.window
+        return replace(layer, attention=replace(layer.attention, window=window and change(window)))
+
+    return lambda spec: _map_layers(spec, in_layer)
+
+
+def _in_rope(**changes: object) -> Mistake:
+    def in_layer(layer):
+        return replace(layer, attention=replace(layer.attention, rope=replace(layer.attention.rope, **changes)))
+
+    return lambda spec: _map_layers(spec, in_layer)
+
+
+def _in_ffn(kind: type, **changes: object) -> Mistake:
+    def in_layer(layer):
+        return replace(layer, ffn=replace(layer.ffn, **changes)) if isinstance(layer.ffn, kind) else layer
+
+    return lambda spec: _map_layers(spec, in_layer)
+
+
+def _map_layers(spec: ModelSpec, change) -> ModelSpec:
+    return replace(spec, layers=tuple(map(change, spec.layers)))
+
+
+def _turned(spec: ModelSpec) -> ModelSpec:
+    """The layers' attention in the wrong order: which has the window, which the local angles."""
+    first, second = spec.layers
+    return replace(
+        spec,
+        layers=(replace(first, attention=second.attention), replace(second, attention=first.attention)),
+    )
+
+
+_NO_WINDOW, _ONE_MORE, _ONE_LESS = (
+    _in_windows(change) for change in (lambda w: None, lambda w: w + 1, lambda w: w - 1)
+)
+
+# What a reader of configs or a decoder could get wrong: each moves the logits far beyond the tolerance, so that parity
+# is known to see it. Every field of the spec that a family sets away from its default has a row.
+MISTAKES: dict[tuple[str, str], Mistake] = {
+    ("llama", "theta"): _in_rope(theta=500.0),
+    ("llama", "eps"): _in_norms(eps=0.5),
+    ("llama", "scale"): _in_attention(scale=0.3),
+    ("llama3", "plain angles"): _in_rope(kind="default"),
+    ("llama3", "all waves stretched"): _in_rope(kind="linear"),
+    ("llama3", "other blend"): _in_rope(high_freq_factor=8.0),
+    ("llama_yarn", "plain angles"): _in_rope(kind="default"),
+    ("llama_yarn", "no temperature"): _in_rope(attention_factor=1.0),
+    ("llama_yarn", "ramp not rounded"): _in_rope(truncate=False),
+    ("llama_yarn", "ramp elsewhere"): _in_rope(beta_slow=4.0),
+    ("mistral", "no window"): _NO_WINDOW,
+    ("mistral", "window one larger"): _ONE_MORE,
+    ("mistral", "window one smaller"): _ONE_LESS,
+    ("qwen2_window", "no window"): _NO_WINDOW,
+    ("qwen2_window", "window in the other layer"): _turned,
+    ("qwen3", "scale of hidden / heads"): _in_attention(scale=16**-0.5),
+    ("qwen3", "no norm of queries and keys"): _in_attention(qk_norm=False),
+    ("phi3", "window one larger"): _ONE_MORE,
+    ("phi3_longrope", "short factors"): _in_rope(original_length=256),
+    ("phi3_longrope", "no temperature"): _in_rope(attention_factor=1.0),
+    ("phi3_longrope", "plain angles"): _in_rope(kind="default"),
+    ("phi3_longrope", "whole heads rotated"): _in_rope(kind="default", rotary_dim=16),
+    ("gemma2", "norms without offset"): _in_norms(unit_offset=False),
+    ("gemma2", "embedding not scaled"): _in_model(embedding_scale=1.0),
+    ("gemma2", "scores not capped"): _in_attention(softcap=None),
+    ("gemma2", "logits not capped"): _in_model(logit_softcap=None),
+    ("gemma2", "scale of head_dim"): _in_attention(scale=32**-0.5),
+    ("gemma2", "no window"): _NO_WINDOW,
+    ("gemma2", "window one larger"): _ONE_MORE,
+    ("gemma2", "window one smaller"): _ONE_LESS,
+    ("gemma2", "window in the other layer"): _turned,
+    ("gemma2", "SiLU"): _in_ffn(FfnSpec, activation="silu"),
+    ("gemma2", "no norm after attention"): _in_names(after_attention_norm=None),
+    ("gemma2", "no norm after the feed-forward"): _in_names(after_ffn_norm=None),
+    ("gemma2", "norms as Llama names them"): _in_names(ffn_norm="post_attention_layernorm"),
+    ("gemma3", "one theta for all layers"): _in_rope(theta=10_000.0),
+    ("gemma3", "no layer's angles stretched"): _in_rope(kind="default"),
+    ("gemma3", "all layers' angles stretched"): _in_rope(kind="linear", factor=8.0),
+    ("gemma3", "no norm of queries and keys"): _in_attention(qk_norm=False),
+    ("gemma3", "window in the other layer"): _turned,
+    ("gemma3", "window one larger"): _ONE_MORE,
+    ("mixtral", "weights of the chosen do not sum to 1"): _in_ffn(MoeSpec, renormalise=False),
+    ("mixtral", "one expert a token"): _in_ffn(MoeSpec, num_chosen=1),
+    ("mixtral", "gate and up exchanged"): _in_names(expert_gate_up=("w3", "w1")),
+    ("mixtral", "window one smaller"): _ONE_LESS,
+    ("qwen3_moe", "weights of the chosen do not sum to 1"): _in_ffn(MoeSpec, renormalise=False),
+    ("qwen3_moe_raw", "weights of the chosen sum to 1"): _in_ffn(MoeSpec, renormalise=True),
+    ("qwen3_moe_raw", "three experts a token"): _in_ffn(MoeSpec, num_chosen=3),
+}
+
+
+@pytest.mark.parametrize(("family", "mistake"), MISTAKES, ids=lambda part: part)
+def test_a_mistaken_spec_moves_the_logits(
+    tmp_path: Path, family: str, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_checkpoint(tmp_path, family)
+    monkeypatch.setattr(checkpoint, "read_spec", lambda config: MISTAKES[family, mistake](read_spec(config)))
+    monkeypatch.setattr(CheckpointReader, "unused", lambda reader: [])  # tensors that the mistaken model does not have
+    assert _error_against_transformers(_load(tmp_path), model, chunk=101) > 100 * _tolerance(family)
 
 
 @pytest.mark.parametrize(

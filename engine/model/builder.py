@@ -1,0 +1,122 @@
+"""Reads one checkpoint into a Decoder, as its ModelSpec says, layer after layer."""
+
+from collections.abc import Callable
+
+import torch
+
+from engine.errors import BadCheckpoint
+from engine.model.attention import Attention, HeadNorms
+from engine.model.decoder import Decoder, Layer, LayerNorms
+from engine.model.ffn import GatedFfn, Moe
+from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, MoeSpec
+from engine.quant.base import Format
+from engine.quant.linear import DenseLinear, Linear, LinearLoader, place
+from engine.weights.reader import CheckpointReader
+
+
+class DecoderBuilder:
+    """Host memory holds one module at a time."""
+
+    def __init__(
+        self, spec: ModelSpec, reader: CheckpointReader, fmt: Format | None, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._spec, self._reader = spec, reader
+        self._linears = LinearLoader(reader, fmt, device, dtype, spec.dtype)
+        self._device, self._dtype = device, dtype
+        # Embedding models were saved without their head, and so one level higher.
+        self._root = "" if reader.has("embed_tokens.weight") else "model."
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done to the weights while they were read, in words, one line a kind."""
+        return self._linears.notes
+
+    def build(self, max_len: int, on_layer: Callable[[int], None]) -> Decoder:
+        """`max_len` is the longest sequence; `on_layer(n)` is called after each of the spec's layers."""
+        embedding = place(self._reader.get(f"{self._root}embed_tokens.weight"), self._device, self._dtype)
+        layers = []
+        for index, layer in enumerate(self._spec.layers):
+            layers.append(self._layer(f"{self._root}layers.{index}.", layer))
+            on_layer(index + 1)
+        norm, head = self._norm(f"{self._root}norm"), self._head(embedding)
+        decoder = Decoder(self._spec, embedding, layers, norm, head, self._dtype)
+        decoder.set_max_len(max_len)
+        return decoder
+
+    def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
+        names = self._spec.names
+        norms = LayerNorms(
+            attention=self._norm(prefix + names.attention_norm),
+            after_attention=self._norm_if_any(prefix, names.after_attention_norm),
+            ffn=self._norm(prefix + names.ffn_norm),
+            after_ffn=self._norm_if_any(prefix, names.after_ffn_norm),
+            eps=self._spec.norm.eps,
+        )
+        ffn = self._moe(prefix, spec.ffn) if isinstance(spec.ffn, MoeSpec) else self._ffn(prefix, spec.ffn)
+        return Layer(norms, self._attention(prefix, spec.attention), ffn)
+
+    def _attention(self, prefix: str, spec: AttentionSpec) -> Attention:
+        names, hidden = self._spec.names, self._spec.hidden_size
+        of_queries, of_keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        qkv = [prefix + name for name in names.qkv]
+        return Attention(
+            spec,
+            qkv=self._linear(*qkv, shape=(of_queries + 2 * of_keys, hidden), has_bias=spec.qkv_bias),
+            out=self._linear(prefix + names.out, shape=(hidden, of_queries), has_bias=spec.out_bias),
+            norms=self._head_norms(f"{prefix}self_attn.") if spec.qk_norm else None,
+        )
+
+    def _head_norms(self, prefix: str) -> HeadNorms:
+        return HeadNorms(self._norm(f"{prefix}q_norm"), self._norm(f"{prefix}k_norm"), self._spec.norm.eps)
+
+    def _ffn(self, prefix: str, spec: FfnSpec) -> GatedFfn:
+        names = self._spec.names
+        return self._gated(spec, [prefix + name for name in names.gate_up], prefix + names.down)
+
+    def _moe(self, prefix: str, spec: MoeSpec) -> Moe:
+        names = self._spec.names
+        experts = []
+        for index in range(spec.num_experts):
+            place = f"{prefix}{names.experts}.{index}."
+            experts.append(
+                self._gated(spec.expert, [place + name for name in names.expert_gate_up], place + names.expert_down)
+            )
+        router = self._linear(prefix + names.router, shape=(spec.num_experts, self._spec.hidden_size))
+        return Moe(spec, router, tuple(experts))
+
+    def _gated(self, spec: FfnSpec, gate_up: list[str], down: str) -> GatedFfn:
+        hidden, width = self._spec.hidden_size, spec.intermediate_size
+        return GatedFfn(
+            spec.activation,
+            gate_up=self._linear(*gate_up, shape=(2 * width, hidden), has_bias=spec.bias),
+            down=self._linear(down, shape=(hidden, width), has_bias=spec.bias),
+        )
+
+    def _linear(self, *modules: str, shape: tuple[int, int], has_bias: bool = False) -> Linear:
+        for module in modules:
+            self._check_bias(f"{module}.bias", has_bias)
+        return self._linears.load(modules, shape)
+
+    def _check_bias(self, name: str, is_expected: bool) -> None:
+        """Quantisers write biases of zeros where the model has none; any other surprise is an error."""
+        is_there = self._reader.has(name)
+        if is_expected and not is_there:
+            raise BadCheckpoint(f"{self._reader.folder.name} has no tensor {name!r}, which its config asks for.")
+        if is_there and not is_expected and self._reader.get(name).any():
+            raise BadCheckpoint(f"{name!r} of {self._reader.folder.name} is not zero; its config says there is none.")
+
+    def _norm(self, module: str) -> torch.Tensor:
+        """The weight of a norm. One less 1 is kept in fp32: the sum in 16 bits would lose half of it."""
+        weight = self._reader.get(f"{module}.weight").to(self._device)
+        return 1.0 + weight.float() if self._spec.norm.unit_offset else weight.to(self._dtype)
+
+    def _norm_if_any(self, prefix: str, name: str | None) -> torch.Tensor | None:
+        return None if name is None else self._norm(prefix + name)
+
+    def _head(self, embedding: torch.Tensor) -> Linear:
+        """Tied models may still carry a copy of the head; the config decides, except for a head that was quantised."""
+        if self._spec.tie_word_embeddings and not self._linears.is_quantized("lm_head"):
+            if self._reader.has("lm_head.weight"):
+                self._reader.skip("lm_head.weight")
+            return DenseLinear(embedding, None)
+        return self._linear("lm_head", shape=(self._spec.vocab_size, self._spec.hidden_size))
