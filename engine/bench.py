@@ -21,9 +21,10 @@ from typing import Any, Protocol
 from engine import environment
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import BadRequest
 from engine.model_folder import model_folder
-from engine.plan import BatchPlan, FinishedStep, StepOutput
-from engine.types import MemoryReport, ModelInfo, SamplingParams
+from engine.plan import BatchPlan, FinishedStep, Grammar, StepOutput
+from engine.types import GrammarSpec, MemoryReport, ModelInfo, SamplingParams
 
 PROMPT_TOKENS, NEW_TOKENS, PREFILL_TOKENS = 128, 128, 1024
 _HOST_COUNTS = (1, 8, 32, 128, 256)
@@ -272,6 +273,9 @@ class _NullRunner:
     )
 
     steps_ahead = 0
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        raise BadRequest("A runner that computes nothing takes no grammars.")
 
     def submit(self, plan: BatchPlan) -> FinishedStep:
         return FinishedStep(StepOutput((0,) * plan.num_sampled))

@@ -170,7 +170,7 @@ class EngineClient:
             case Tokens(events):
                 self._heard_s = time.monotonic()
                 for event in events:
-                    self._hand_over(event.request_id, event, is_last=event.finish_reason is not None)
+                    self._hand_over(event.request_id, event.error or event, is_last=event.finish_reason is not None)
             case Stats(stats):
                 self._heard_s = time.monotonic()
                 self._stats = stats

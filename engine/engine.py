@@ -4,19 +4,21 @@ Refuses at `add` what could never be served. Knows no process and no tensor: the
 engine runs in the child, in benches and in tests.
 """
 
-import math
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from engine.blocks import BlockPool
+from engine.checks import check_params, stop_ids
+from engine.compiling import GrammarDesk
 from engine.config import EngineConfig
-from engine.errors import BadRequest, ContextTooLong, TooManyRequests
-from engine.plan import BatchPlan, PendingStep
+from engine.errors import BadRequest, ContextTooLong, EngineError, TooManyRequests
+from engine.plan import BatchPlan, Grammar, PendingStep
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.types import EngineStats, MemoryReport, ModelInfo, SamplingParams, TokenEvent
+from engine.types import EngineStats, FinishReason, GrammarSpec, MemoryReport, ModelInfo, SamplingParams, TokenEvent
 
 _SEED_BITS = 63  # drawn seeds fit a signed 64-bit tensor
 
@@ -37,9 +39,15 @@ class Runner(Protocol):
         """Have the plan computed, after all that was submitted before. Raises EngineError: then it will not be."""
         ...
 
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        """In a thread of its own, as it may take a second. Raises BadRequest that says what is wrong with it."""
+        ...
+
 
 class Engine:
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    """`on_compiled` is called in another thread when a request's grammar is done: `can_compute` may have changed."""
+
+    def __init__(self, runner: Runner, config: EngineConfig, *, on_compiled: Callable[[], None] = lambda: None) -> None:
         assert runner.steps_ahead in (0, 1), "a preempted sequence may come back before its last id"
         self._runner = runner
         self._under_way: deque[tuple[BatchPlan, PendingStep]] = deque()
@@ -56,7 +64,7 @@ class Engine:
         )
         self._max_length = min(runner.info.max_model_len, runner.memory.kv_tokens)
         self._max_in_flight = runner.info.max_num_seqs + config.max_num_queued_seqs
-        self._eos_token_ids = frozenset(runner.info.eos_token_ids)
+        self._desk = GrammarDesk(runner.compile_grammar, on_compiled)
         self._seeds = random.Random(config.seed)
         self._num_steps = 0
         self._host_us = 0.0
@@ -72,36 +80,49 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._scheduler.num_running or self._scheduler.num_waiting or self._under_way)
+        """Some request has not ended, or a step is under way."""
+        return bool(self.can_compute or self._desk.request_ids)
+
+    @property
+    def can_compute(self) -> bool:
+        """`step` has something to do. If not, all requests wait for their grammars, and it would wait with them."""
+        return bool(
+            self._scheduler.num_running or self._scheduler.num_waiting or self._under_way or self._desk.has_compiled
+        )
 
     @property
     def request_ids(self) -> tuple[str, ...]:
         """Requests that have not ended yet."""
-        return self._scheduler.request_ids
+        return self._scheduler.request_ids + self._desk.request_ids
 
     def add(self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams) -> None:
         """Take a request in. Raises BadRequest, ContextTooLong or TooManyRequests; then nothing was taken in."""
-        if request_id in self._scheduler:
+        if request_id in self._scheduler or request_id in self._desk.request_ids:
             raise BadRequest(f"request id {request_id!r} is in use by a request that has not ended.")
-        _check_params(params)
+        check_params(params, self._info)
         self._check_prompt(prompt_token_ids)
         max_length = self._max_length_of(len(prompt_token_ids), params.max_tokens)
         self._check_line()
-        self._scheduler.add(
-            Sequence(
-                request_id=request_id,
-                token_ids=list(prompt_token_ids),
-                num_prompt_tokens=len(prompt_token_ids),
-                max_length=max_length,
-                params=params,
-                stop_token_ids=frozenset(params.stop_token_ids) | self._eos_of(params),
-                seed=self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed,
-                arrived_s=time.monotonic(),
-            )
+        sequence = Sequence(
+            request_id=request_id,
+            token_ids=list(prompt_token_ids),
+            num_prompt_tokens=len(prompt_token_ids),
+            max_length=max_length,
+            params=params,
+            stop_token_ids=stop_ids(params, self._info.eos_token_ids),
+            seed=self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed,
+            arrived_s=time.monotonic(),
+            needs_its_ids=params.grammar is not None,
         )
+        if params.grammar is None:
+            self._scheduler.add(sequence)
+        else:
+            self._desk.add(sequence, params.grammar)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now and free its blocks. Its last event, or None if it has ended already."""
+        if self._desk.abort(request_id):
+            return TokenEvent(request_id, None, FinishReason.ABORT)
         return self._scheduler.abort(request_id)
 
     def step(self) -> list[TokenEvent]:
@@ -110,16 +131,30 @@ class Engine:
         One event for each request that got a token; none while a long prompt is computed. Raises EngineError if the
         step was refused or failed; what is in flight can then only be aborted.
         """
+        refused = self._admit_compiled()
         planning_ns = time.perf_counter_ns()
         plan = self._scheduler.plan()
         planned_ns = time.perf_counter_ns()
-        assert plan.sequences or self._under_way or not self.has_work, "requests wait and nothing can run"
+        assert plan.sequences or self._under_way or not self.can_compute, "requests wait and nothing can run"
         if plan.sequences:
             self._under_way.append((plan, self._runner.submit(plan)))
         self._host_us = (planned_ns - planning_ns) / 1000
         if len(self._under_way) > self._runner.steps_ahead or not plan.sequences:
-            return self._settle_oldest()
-        return []
+            return refused + self._settle_oldest()
+        return refused
+
+    def _admit_compiled(self) -> list[TokenEvent]:
+        """Let those run whose grammars are done; the last events of those whose grammars are none."""
+        if not self.can_compute:
+            self._desk.wait()
+        events = []
+        for sequence, grammar in self._desk.take():
+            if isinstance(grammar, EngineError):
+                events.append(TokenEvent(sequence.request_id, None, FinishReason.ERROR, error=grammar))
+            else:
+                sequence.grammar = grammar
+                self._scheduler.add(sequence)
+        return events
 
     def _settle_oldest(self) -> list[TokenEvent]:
         if not self._under_way:
@@ -137,7 +172,7 @@ class Engine:
         counters = self._scheduler.counters
         return EngineStats(
             num_requests_running=self._scheduler.num_running,
-            num_requests_waiting=self._scheduler.num_waiting,
+            num_requests_waiting=self._scheduler.num_waiting + len(self._desk.request_ids),
             num_blocks_total=self._pool.num_blocks,
             num_blocks_used=self._pool.num_used,
             prefix_cache_queries=counters.prefix_cache_queries,
@@ -175,25 +210,9 @@ class Engine:
         return self._max_length if max_tokens is None else wanted
 
     def _check_line(self) -> None:
-        num_in_flight = len(self._scheduler.request_ids)
+        num_in_flight = len(self.request_ids)
         if num_in_flight >= self._max_in_flight:
             raise TooManyRequests(
                 f"{num_in_flight} requests are running or waiting, and no more than {self._max_in_flight} may "
                 "(max_num_seqs + max_num_queued_seqs). Try again when some have ended."
             )
-
-    def _eos_of(self, params: SamplingParams) -> frozenset[int]:
-        return frozenset() if params.ignore_eos else self._eos_token_ids
-
-
-def _check_params(params: SamplingParams) -> None:
-    if not (math.isfinite(params.temperature) and params.temperature >= 0):
-        raise BadRequest(f"temperature is {params.temperature}; it must be a number of at least 0.")
-    if not 0 < params.top_p <= 1:
-        raise BadRequest(f"top_p is {params.top_p}; it must be above 0 and at most 1.")
-    if params.top_k < 0:
-        raise BadRequest(f"top_k is {params.top_k}; it must be at least 0, where 0 keeps every token.")
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise BadRequest(f"max_tokens is {params.max_tokens}; it must be at least 1.")
-    if params.seed is not None and not -(2**63) <= params.seed < 2**63:
-        raise BadRequest(f"seed is {params.seed}; it must fit into 64 bits with a sign.")

@@ -1,5 +1,6 @@
 """One plan as tensors on the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -54,7 +55,7 @@ def forward_batch(plan: BatchPlan, block_size: int, device: torch.device, last_t
     )
 
 
-def on_device(values: list[int] | list[list[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def on_device(values: Sequence[float] | list[list[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """As a tensor there. A card gets it through pinned memory: a plain copy would wait for the step under way."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)

@@ -3,10 +3,24 @@
 A step may be planned before the ids of the step before are known here: they are on the device already, one a slot.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.types import SamplingParams
+from engine.types import SamplingParams, TokenLogprobs
+
+
+class Grammar(Protocol):
+    """What the answer of one sequence must look like, and how far it is. `engine.sampling.grammar.Matcher`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing may follow."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token that came. Raises BadRequest if it cannot."""
+        ...
 
 
 class ScheduledSequence(NamedTuple):
@@ -25,6 +39,10 @@ class ScheduledSequence(NamedTuple):
                    False for a prefill chunk that ends before the prompt does
     sample_position  index of the token to be sampled, counted from the start of the sequence (seeds depend on it)
     seed           always set: the request's own, or one drawn at admission
+    num_prompt_tokens  of the whole prompt
+    known_token_ids  all tokens of the sequence that the host knows, at least those before the first that a run samples
+                   and the whole prompt. The sequence's own list: it grows, and is read while the plan is submitted
+    grammar        one that has taken in all tokens so far; such a sequence is not planned ahead of its ids
     """
 
     request_id: str
@@ -38,6 +56,9 @@ class ScheduledSequence(NamedTuple):
     sample_position: int
     params: SamplingParams
     seed: int
+    num_prompt_tokens: int = 0
+    known_token_ids: Sequence[int] = ()
+    grammar: Grammar | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -61,9 +82,16 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step computed: one id for each sequence of its plan that samples, in the plan's order."""
+    """What a step computed.
+
+    token_ids        one for each sequence of its plan that samples, in the plan's order
+    logprobs         of those of them whose request asks, by place in token_ids
+    prompt_logprobs  by place in the plan: of the prompt tokens that follow those fed, one each
+    """
 
     token_ids: tuple[int, ...]
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
 
 class PendingStep(Protocol):

@@ -41,16 +41,20 @@ class Start:
     load_runner: str
 
 
+class _Wake:
+    """Something has changed in the engine while the loop may be asleep."""
+
+
 def main(start: Start, inbox: Connection, outbox: Connection) -> None:
     """Run until Shutdown or until the parent is gone. Exits with 1 after a fault."""
     environment.prepare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides when we end
     if sys.platform != "win32":  # the parent blocked it until here; what we start ourselves should not inherit that
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    requests: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[ToChild | _Wake] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(inbox, requests), name="inbox", daemon=True).start()
     try:
-        engine = _load(start, outbox)
+        engine = _load(start, requests, outbox)
         _serve(engine, requests, outbox)
     except (BrokenPipeError, ConnectionResetError):
         raise SystemExit(1) from None  # the parent has closed its end: nobody is left to tell
@@ -64,7 +68,7 @@ def main(start: Start, inbox: Connection, outbox: Connection) -> None:
         raise SystemExit(1) from None
 
 
-def _receive(inbox: Connection, requests: queue.SimpleQueue[ToChild]) -> None:
+def _receive(inbox: Connection, requests: queue.SimpleQueue[ToChild | _Wake]) -> None:
     """Empty the pipe at once, so that the parent never waits to write. The parent's death ends us, even mid-step."""
     while True:
         try:
@@ -73,12 +77,12 @@ def _receive(inbox: Connection, requests: queue.SimpleQueue[ToChild]) -> None:
             os._exit(1)
 
 
-def _load(start: Start, outbox: Connection) -> Engine:
+def _load(start: Start, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Connection) -> Engine:
     outbox.send(Loading(_STARTING, 0.0))
     module, _, function = start.load_runner.partition(":")
     load_runner = getattr(importlib.import_module(module), function)
     runner = load_runner(start.config, lambda stage, fraction: outbox.send(Loading(stage, fraction)))
-    engine = Engine(runner, start.config)
+    engine = Engine(runner, start.config, on_compiled=lambda: requests.put(_Wake()))
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
@@ -87,29 +91,30 @@ def _load(start: Start, outbox: Connection) -> Engine:
     return engine
 
 
-def _serve(engine: Engine, requests: queue.SimpleQueue[ToChild], outbox: Connection) -> None:
+def _serve(engine: Engine, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Connection) -> None:
     stats_sent_s = 0.0
     while _take(engine, requests, outbox):
-        if engine.has_work:
+        if engine.can_compute:
             _step(engine, outbox)
         now_s = time.monotonic()
-        if not engine.has_work or now_s - stats_sent_s >= _STATS_EVERY_S:
+        if not engine.can_compute or now_s - stats_sent_s >= _STATS_EVERY_S:
             outbox.send(Stats(engine.stats()))
             stats_sent_s = now_s
 
 
-def _take(engine: Engine, requests: queue.SimpleQueue[ToChild], outbox: Connection) -> bool:
-    """Do all that was asked since the last step; with no work, sleep until something is. False at Shutdown."""
-    message = requests.get() if not engine.has_work else _next(requests)
+def _take(engine: Engine, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Connection) -> bool:
+    """Do all that was asked since the last step; with nothing to compute, sleep until there is. False at Shutdown."""
+    message = requests.get() if not engine.can_compute else _next(requests)
     while message is not None:
         if isinstance(message, Shutdown):
             return False
-        _answer(message, engine, outbox)
+        if not isinstance(message, _Wake):
+            _answer(message, engine, outbox)
         message = _next(requests)
     return True
 
 
-def _next(requests: queue.SimpleQueue[ToChild]) -> ToChild | None:
+def _next(requests: queue.SimpleQueue[ToChild | _Wake]) -> ToChild | _Wake | None:
     try:
         return requests.get_nowait()
     except queue.Empty:

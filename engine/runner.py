@@ -3,7 +3,7 @@ kept of a running sequence between its steps: the id that it sampled last, in it
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,9 +18,11 @@ from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
 from engine.model.spec import ModelSpec
-from engine.plan import BatchPlan, FinishedStep, PendingStep, ScheduledSequence, StepOutput
-from engine.sampling.sampler import sample
-from engine.types import MemoryReport, ModelInfo, SamplingParams
+from engine.plan import BatchPlan, FinishedStep, Grammar, PendingStep, ScheduledSequence, StepOutput
+from engine.sampling.grammar import GrammarCompiler
+from engine.sampling.logprobs import Logprobs, prompt_logprobs_of
+from engine.sampling.sampler import Sampled, Sampler
+from engine.types import GrammarSpec, MemoryReport, ModelInfo, SamplingParams
 from engine.weights.reader import CheckpointReader
 from kernels.device import Device, open_device, usable_cores, use_threads
 
@@ -33,8 +35,18 @@ _LOGIT_ROWS = 128  # rows of logits that exist at once: 25 MB at a vocabulary of
 
 
 class ModelRunner:
-    def __init__(self, decoder: Decoder, cache: KVCache, device: Device, info: ModelInfo, memory: MemoryReport) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        sampler: Sampler,
+        grammars: GrammarCompiler,
+        device: Device,
+        info: ModelInfo,
+        memory: MemoryReport,
+    ) -> None:
         self._decoder, self._cache, self._device = decoder, cache, device
+        self._sampler, self._grammars = sampler, grammars
         self.info, self.memory = info, memory
         # On a CPU the host computes the step: while it plans the next one there is nothing that could run.
         self.steps_ahead = 0 if device.kind == "cpu" else 1
@@ -43,9 +55,8 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, plan: BatchPlan) -> torch.Tensor:
         """[samples, vocab] fp32: of each sequence that samples, in plan order. Writes the plan's KV."""
-        batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
-        hidden = self._decoder.hidden(batch, self._cache)
-        return self._decoder.logits(hidden[batch.sample_rows])
+        hidden, sample_rows = self._hidden(plan)
+        return self._decoder.logits(hidden[sample_rows])
 
     @torch.inference_mode()
     def pooled(self, plan: BatchPlan) -> torch.Tensor:
@@ -54,21 +65,45 @@ class ModelRunner:
         That is the last token's state after the last norm, as embedding models on this decoder are trained (Zhang et
         al. 2025, Qwen3 Embedding). Writes the plan's KV.
         """
-        batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
-        hidden = self._decoder.hidden(batch, self._cache)
-        return normalize(self._decoder.normed(hidden[batch.sample_rows]).float(), dim=-1)
+        hidden, sample_rows = self._hidden(plan)
+        return normalize(self._decoder.normed(hidden[sample_rows]).float(), dim=-1)
 
     @torch.inference_mode()
     def submit(self, plan: BatchPlan) -> PendingStep:
         """Start the step. On a card this returns before it is done; nothing in here may wait for the device."""
-        logits = self.logits(plan)
+        hidden, sample_rows = self._hidden(plan)
+        prompts = self._prompt_logprobs(plan, hidden)
         sampling = [sequence for sequence in plan.sequences if sequence.samples]
         slots = on_device([sequence.slot for sequence in sampling], torch.int64, self._device.torch)
-        token_ids = sample(logits, sampling) if sampling else slots
-        self._last_token_ids[slots] = token_ids
+        sampled = Sampled(slots)
+        if sampling:
+            sampled = self._sampler.sample(self._decoder.logits(hidden[sample_rows]), sampling)
+        self._last_token_ids[slots] = sampled.token_ids
         if self._device.kind == "cpu":
-            return FinishedStep(StepOutput(tuple(token_ids.tolist())))
-        return _StepOnCard(token_ids)
+            return FinishedStep(_output(sampled, prompts))
+        return _StepOnCard(sampled, prompts)
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        """Safe in any thread. Raises BadRequest."""
+        return self._grammars.compile(spec)
+
+    def _hidden(self, plan: BatchPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """[tokens, hidden] of the whole plan, and the rows of those that sample."""
+        batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
+        return self._decoder.hidden(batch, self._cache), batch.sample_rows
+
+    def _prompt_logprobs(self, plan: BatchPlan, hidden: torch.Tensor) -> list["_PromptPart"]:
+        """Of the prompts whose requests ask, until their first token has come."""
+        parts, bound = [], 0
+        for place, sequence in enumerate(plan.sequences):
+            first, bound = bound, bound + sequence.num_tokens
+            count, following = sequence.params.prompt_logprobs, _following(sequence)
+            if count is not None and following:
+                rows = hidden[first : first + len(following)]
+                token_ids = on_device(following, torch.int64, self._device.torch)
+                logprobs = prompt_logprobs_of(rows, self._decoder.logits, token_ids, count)
+                parts.append(_PromptPart(place, count, logprobs))
+        return parts
 
     @torch.inference_mode()
     def logits_of_all(self, token_ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
@@ -85,18 +120,54 @@ class ModelRunner:
             yield from map(self._decoder.logits, hidden.split(_LOGIT_ROWS))
 
 
-class _StepOnCard:
-    """Ids on their way to the host: copied into pinned memory as soon as the step is done, and waited for here."""
+@dataclass(frozen=True, slots=True)
+class _PromptPart:
+    """place: in the plan. count: of likeliest tokens."""
 
-    def __init__(self, token_ids: torch.Tensor) -> None:
-        self._on_host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
-        self._on_host.copy_(token_ids, non_blocking=True)
+    place: int
+    count: int
+    logprobs: Logprobs
+
+
+class _StepOnCard:
+    """What a step gives on its way to the host: copied into pinned memory when the step is done, waited for here."""
+
+    def __init__(self, sampled: Sampled, prompts: list[_PromptPart]) -> None:
+        logprobs = None if sampled.logprobs is None else _on_host(sampled.logprobs)
+        self._sampled = replace(sampled, token_ids=_pinned(sampled.token_ids), logprobs=logprobs)
+        self._prompts = [replace(part, logprobs=_on_host(part.logprobs)) for part in prompts]
         self._is_copied = torch.cuda.Event()
         self._is_copied.record()
 
     def wait(self) -> StepOutput:
         self._is_copied.synchronize()
-        return StepOutput(tuple(self._on_host.tolist()))
+        return _output(self._sampled, self._prompts)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _on_host(logprobs: Logprobs) -> Logprobs:
+    return Logprobs(_pinned(logprobs.chosen), _pinned(logprobs.ids), _pinned(logprobs.top))
+
+
+def _output(sampled: Sampled, prompts: list[_PromptPart]) -> StepOutput:
+    return StepOutput(
+        token_ids=tuple(sampled.token_ids.tolist()),
+        logprobs=sampled.logprobs_by_row(),
+        prompt_logprobs={
+            part.place: tuple(part.logprobs.by_token([part.count] * len(part.logprobs.chosen))) for part in prompts
+        },
+    )
+
+
+def _following(sequence: ScheduledSequence) -> list[int]:
+    """Prompt tokens that come after those fed, one each; none once there is an answer."""
+    if sequence.sample_position > sequence.num_prompt_tokens:
+        return []
+    first = sequence.start + 1
+    return list(sequence.known_token_ids[first : first + sequence.num_tokens])
 
 
 def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
@@ -111,6 +182,7 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     spec = checkpoint.spec
     dtype = _compute_dtype(config, spec, device)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _KV_DTYPES[config.kv_cache_dtype]
+    grammars = GrammarCompiler(checkpoint.folder, spec.vocab_size, checkpoint.eos_token_ids)
     decoder, weights_bytes, notes = _load_decoder(config, checkpoint, device, dtype, on_progress)
 
     on_progress("sizing the KV cache", 0.9)
@@ -121,11 +193,22 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch)
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
     report = replace(plan.report, notes=(*notes, *plan.report.notes, *angle_notes))
-    runner = ModelRunner(decoder, cache, device, info, report)
+    runner = ModelRunner(decoder, cache, _sampler(info, device), grammars, device, info, report)
 
     on_progress("warming up", 0.95)
     runner.submit(_probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size)).wait()
+    grammars.wait()
     return runner
+
+
+def _sampler(info: ModelInfo, device: Device) -> Sampler:
+    return Sampler(
+        max_num_seqs=info.max_num_seqs,
+        max_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
+        device=device.torch,
+    )
 
 
 def _model_info(
@@ -208,7 +291,8 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
     if device.kind == "cpu":
         spec = decoder.spec
         widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
-        return 4 * num_tokens * widest + 3 * 8 * num_sequences * spec.vocab_size
+        kept = Sampler.bytes_for(num_sequences, asked_context(config, spec))
+        return 4 * num_tokens * widest + 3 * 8 * num_sequences * spec.vocab_size + kept
     per_sequence = min(max(num_tokens // num_sequences, 1), decoder.max_len)
     blocks = num_sequences * -(-per_sequence // config.block_size)
     torch.cuda.reset_peak_memory_stats()
@@ -217,7 +301,14 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
     cache_bytes = torch.cuda.memory_allocated() - before
     plan = _probe_plan(num_sequences, per_sequence, config.block_size)
     batch = forward_batch(plan, config.block_size, device.torch, torch.zeros(0))
-    sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
+    sampler = Sampler(
+        max_num_seqs=num_sequences,
+        max_len=asked_context(config, decoder.spec),
+        vocab_size=decoder.spec.vocab_size,
+        eos_token_ids=(),
+        device=device.torch,
+    )
+    sampler.sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before - cache_bytes
 
@@ -225,7 +316,15 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
 def _probe_plan(num_sequences: int, num_tokens: int, block_size: int) -> BatchPlan:
     """Sequences of zeros that all sample with every sampling step on."""
     blocks_each = -(-num_tokens // block_size)
-    params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50)
+    params = SamplingParams(
+        temperature=0.9,
+        top_p=0.9,
+        min_p=0.001,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        min_tokens=1,
+        logprobs=20,
+    )
     return BatchPlan(
         tuple(
             ScheduledSequence(
@@ -240,6 +339,8 @@ def _probe_plan(num_sequences: int, num_tokens: int, block_size: int) -> BatchPl
                 sample_position=num_tokens,
                 params=params,
                 seed=index,
+                num_prompt_tokens=num_tokens,
+                known_token_ids=(0,) * num_tokens,
             )
             for index in range(num_sequences)
         )

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.blocks import NO_PREFIX, BlockPool, PrefixMatch
+from engine.errors import EngineError
 from engine.plan import BatchPlan, ScheduledSequence, StepOutput
 from engine.sequence import Sequence, SequenceStatus
-from engine.types import FinishReason, TokenEvent
+from engine.types import FinishReason, TokenEvent, TokenLogprobs
 
 # Admission keeps this many tokens of room for each sequence to go on. Without it a full pool would admit a sequence
 # whose neighbours take its blocks a few steps later; with the whole max_tokens, long limits would run alone.
@@ -127,16 +128,18 @@ class Scheduler:
         meanwhile is dropped; one that was preempted keeps its token, though not its KV.
         """
         now_s, num_before = self._clock(), len(self._sequences)
-        sampled = iter(output.token_ids)
+        sampled = iter(enumerate(output.token_ids))
         events = []
-        for scheduled in plan.sequences:
-            token_id = next(sampled) if scheduled.samples else None
+        for place, scheduled in enumerate(plan.sequences):
+            sample, token_id = next(sampled) if scheduled.samples else (0, None)
             sequence = self._sequences.get(scheduled.request_id)
             if sequence is None or sequence.run_id != scheduled.run_id:
                 continue
             self._advance(sequence, scheduled)
+            if place in output.prompt_logprobs:
+                sequence.prompt_logprobs[scheduled.start :] = output.prompt_logprobs[place]
             if token_id is not None:
-                events.append(self._append(sequence, token_id, now_s))
+                events.append(self._append(sequence, token_id, output.logprobs.get(sample), now_s))
         assert next(sampled, None) is None, "more ids than sequences that sample"
         if len(self._sequences) < num_before:
             self._running = [sequence for sequence in self._running if sequence.status is SequenceStatus.RUNNING]
@@ -193,8 +196,7 @@ class Scheduler:
         promised = sum(map(self._blocks_ahead, self._running))
         while draft.budget and self._may_admit():
             sequence = self._waiting[0]
-            # The last token is always left to compute, since its logits are what we are after.
-            match = self.pool.match(sequence.token_ids, sequence.length - 1)
+            match = self.pool.match(sequence.token_ids, sequence.num_cacheable_tokens)
             needed = self._blocks_ahead(sequence) - len(match.block_ids)
             if promised + needed > self.pool.num_free - match.num_idle:
                 self._waits_for_blocks = True
@@ -250,20 +252,26 @@ class Scheduler:
             sequence.prefix = self.pool.publish(sequence.block_table[index], sequence.prefix, block_tokens)
             sequence.num_published = index + 1
 
-    def _append(self, sequence: Sequence, token_id: int, now_s: float) -> TokenEvent:
+    def _append(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, now_s: float) -> TokenEvent:
         sequence.token_ids.append(token_id)
         sequence.num_pending -= 1
         self.counters.generation_tokens += 1
+        prompt_logprobs = None
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
-        reason = None
-        if token_id in sequence.stop_token_ids:
-            reason = FinishReason.STOP
-        elif len(sequence.token_ids) >= sequence.max_length:
-            reason = FinishReason.LENGTH
+            if sequence.params.prompt_logprobs is not None:
+                prompt_logprobs = tuple(sequence.prompt_logprobs)
+        try:
+            reason = _ending(sequence, token_id)
+        except EngineError as error:
+            self._end(sequence)
+            return _event(sequence, None, FinishReason.ERROR, now_s)._replace(error=error)
         if reason is not None:
             self._end(sequence)
-        return _event(sequence, token_id, reason, now_s)
+        event = _event(sequence, token_id, reason, now_s)
+        if logprobs is None and prompt_logprobs is None:
+            return event
+        return event._replace(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.RUNNING:
@@ -284,6 +292,17 @@ class Scheduler:
         self._waits_for_blocks = False
 
 
+def _ending(sequence: Sequence, token_id: int) -> FinishReason | None:
+    """Why the sequence ends with its newest token, if it does. Raises EngineError if its grammar cannot go on."""
+    if token_id in sequence.stop_token_ids:
+        return FinishReason.STOP
+    if sequence.grammar is not None:
+        sequence.grammar.accept(token_id)
+        if sequence.grammar.is_complete:
+            return FinishReason.GRAMMAR
+    return FinishReason.LENGTH if len(sequence.token_ids) >= sequence.max_length else None
+
+
 def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
     """The sequence's part of the plan, which counts as computed from now on."""
     start, length, is_pending = sequence.num_computed_tokens, sequence.length, sequence.num_pending > 0
@@ -302,6 +321,9 @@ def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         length,
         sequence.params,
         sequence.seed,
+        sequence.num_prompt_tokens,
+        sequence.token_ids,
+        sequence.grammar,
     )
 
 

@@ -2,11 +2,12 @@
 the scheduler is the only one that changes a sequence.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.blocks import NO_PREFIX, PrefixId
-from engine.types import RequestTimes, SamplingParams
+from engine.plan import Grammar
+from engine.types import RequestTimes, SamplingParams, TokenLogprobs
 
 
 class SequenceStatus(Enum):
@@ -22,6 +23,8 @@ class Sequence:
     max_length           tokens (prompt + answer) at which it ends with LENGTH
     seed                 the request's own, or one drawn for it; part of the sequence, so that a restart repeats it
     needs_its_ids        not planned before its last id is known here, since that decides what may come next (a grammar)
+    grammar              what its answer must look like; set before it is added to the scheduler
+    prompt_logprobs      where asked: of the prompt tokens from the second on, as far as they are computed
     num_pending          ids sampled by steps under way, which are not in token_ids yet
     num_computed_tokens  tokens whose KV is in the cache once the steps under way are done; catches up with `length`,
                          there are no phases
@@ -42,6 +45,8 @@ class Sequence:
     seed: int
     arrived_s: float
     needs_its_ids: bool = False
+    grammar: Grammar | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     admitted_s: float | None = None
     first_token_s: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -67,6 +72,14 @@ class Sequence:
     def can_go_on(self) -> bool:
         """False where nothing is to be computed before the id under way is known here."""
         return not self.num_pending or (self.length < self.max_length and not self.needs_its_ids)
+
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """Tokens that may come from the prefix cache. The last one is always left to compute, since its logits are
+        what we are after; so are all whose log-probabilities are asked and not given yet.
+        """
+        is_whole = self.params.prompt_logprobs is not None and self.first_token_s is None
+        return 0 if is_whole else self.length - 1
 
     def times(self, now_s: float) -> RequestTimes:
         """Where the time went, if it ends now; a stage that was not reached took nothing."""

@@ -1,37 +1,94 @@
 """The plain words that cross the border between the app and the engine. Picklable, free of torch and of text."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from engine.errors import EngineError
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # a stop id (end of sequence included) was sampled
+    GRAMMAR = "grammar"  # the grammar is complete: nothing may follow the token, which is part of the answer
     LENGTH = "length"  # max_tokens or the context was reached
     ABORT = "abort"  # the caller left
+    ERROR = "error"  # this request cannot go on; its last event says why
+
+
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "json_schema"  # text: the schema
+    JSON_OBJECT = "json_object"  # any JSON object; text: empty
+    REGEX = "regex"  # the whole answer matches
+    CHOICE = "choice"  # text: a JSON list of strings, of which the answer is one
+    LARK = "lark"  # EBNF in Lark's syntax, or in GBNF
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What the whole answer must look like. `after` delays it: free text up to and with this string comes first
+    (the end of a thinking block).
+    """
+
+    kind: GrammarKind
+    text: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one sequence is continued.
+    """How one sequence is continued. Each step works on the logits in this order, vLLM's: logit_bias; repetition,
+    presence, frequency penalty; what may not come (min_tokens, banned and allowed ids, grammar); temperature; min_p,
+    top_k, top_p.
 
-    max_tokens      tokens to generate at most; None takes what the context leaves
-    temperature     0 is greedy, exactly
-    top_p           keep the smallest set of tokens whose probability reaches it; 1 keeps all
-    top_k           keep the k likeliest; 0 keeps all
-    seed            the same request with the same seed gives the same tokens whatever shares its batch;
-                    None draws a fresh one
-    stop_token_ids  end the sequence; they are emitted as its last token
-    ignore_eos      go on after the model's own end ids (benches)
+    max_tokens          tokens to generate at most; None takes what the context leaves
+    min_tokens          no stop id before so many tokens; a complete grammar ends the answer all the same
+    temperature         0 is greedy, exactly; so is anything below 1e-5
+    top_p               keep the smallest set of tokens whose probability reaches it; 1 keeps all
+    top_k               keep the k likeliest; 0 keeps all
+    min_p               keep tokens at least this share as likely as the likeliest; 0 keeps all
+    repetition_penalty  of tokens in prompt or answer: divides a positive logit, multiplies a negative one; 1 is none
+    presence_penalty    subtracted from the logit of every token that is in the answer; 0 is none
+    frequency_penalty   subtracted from it as often as the token is in the answer; 0 is none
+    logit_bias          token id -> what is added to its logit
+    allowed_token_ids   no other comes, where there are any; stop ids must be among them to come
+    banned_token_ids    never come
+    seed                the same request with the same seed gives the same tokens whatever shares its batch;
+                        None draws a fresh one
+    stop_token_ids      end the sequence; they are emitted as its last token
+    ignore_eos          go on after the model's own end ids (benches)
+    logprobs            with each token its log-probability and those of so many likeliest tokens, 0 to 20: log_softmax
+                        of the raw logits, before all of the above
+    prompt_logprobs     the same for each token of the prompt but the first, with the first event
+    grammar             what the answer must look like
     """
 
     max_tokens: int | None = None
+    min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: GrammarSpec | None = None
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probability of one token, and the likeliest tokens at its place with theirs, likeliest first."""
+
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +116,9 @@ class TokenEvent(NamedTuple):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     times: RequestTimes | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: EngineError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@ TORCH_FREE = (
         "engine.plan",
         "engine.blocks",
     ),
-    *("engine.sequence", "engine.scheduler", "engine.engine", "engine.process", "engine.client"),
+    *("engine.checks", "engine.sequence", "engine.compiling", "engine.scheduler"),
+    *("engine.engine", "engine.process", "engine.client"),
 )
 _TORCH_HALF = (
     *(

@@ -1,123 +1,142 @@
-"""Logits to token ids, the whole batch at once.
+"""Logits to token ids, the whole batch at once: what engine/types.py says of SamplingParams, in that order.
 
-One uniform number decides each row: the sampled token is the first whose cumulative probability passes it. The number
-comes from (seed, position) alone, so a request's tokens do not depend on what shares its batch.
+One uniform number decides each row: the sampled token is the first whose running sum of probability passes it. The
+number comes from (seed, position) alone, and a row's own parameters decide how it is drawn, never its company's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from engine.forward import on_device
 from engine.plan import ScheduledSequence
-from engine.types import SamplingParams
+from engine.sampling.grammar import GrammarMasks
+from engine.sampling.logprobs import Logprobs, logprobs_of
+from engine.sampling.parameters import Entries, Parameters, has_penalties, parameters_of
+from engine.sampling.truncation import draw_truncated
+from engine.sampling.uniform import uniform_numbers
+from engine.sampling.vocabulary import argmax, draw
+from engine.types import TokenLogprobs
 
-_LIKELIEST = 1024  # tokens that are looked at before the whole vocabulary is sorted
 
-_Draw = Callable[[torch.Tensor, Sequence[ScheduledSequence]], torch.Tensor]
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """
+    token_ids  [rows] int64
+    asked      rows whose log-probabilities are asked, and of how many likeliest tokens each
+    logprobs   of those rows; None if there are none
+    """
+
+    token_ids: torch.Tensor
+    asked: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    logprobs: Logprobs | None = None
+
+    def logprobs_by_row(self) -> dict[int, TokenLogprobs]:
+        """On the host."""
+        rows, counts = self.asked
+        return {} if self.logprobs is None else dict(zip(rows, self.logprobs.by_token(counts), strict=True))
 
 
-def sample(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
-    """logits [rows, vocab] fp32 -> token ids [rows] int64."""
-    token_ids = logits.argmax(dim=-1)
-    for draw, members in _by_way(rows, logits.shape[-1]):
-        index = torch.tensor(members, device=logits.device)
-        token_ids[index] = draw(logits[index], [rows[i] for i in members])
+class Sampler:
+    """Samples for the sequences in `max_num_seqs` slots; keeps the tokens of those that penalties look at.
+
+    `bytes_for` says how much.
+    """
+
+    def __init__(
+        self, *, max_num_seqs: int, max_len: int, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
+    ) -> None:
+        self._vocab_size, self._eos_token_ids, self._device = vocab_size, eos_token_ids, device
+        self._token_ids = torch.zeros(max_num_seqs, max_len, dtype=torch.int32, device=device)  # prompt, then answer
+        self._masks = GrammarMasks(device)
+        self._kept: dict[int, int] = {}  # slot -> run whose tokens are kept there
+        self._rows: tuple[int, ...] = ()
+        self._parameters: Parameters | None = None
+
+    @staticmethod
+    def bytes_for(max_num_seqs: int, max_len: int) -> int:
+        return 4 * max_num_seqs * max_len
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> Sampled:
+        """logits [rows, vocab] fp32, contiguous; they are overwritten. `rows` is not empty."""
+        parameters = self._parameters_of(rows)
+        positions = on_device([row.sample_position for row in rows], torch.int64, self._device)
+        asked, counts = parameters.logprobs
+        raw = logits[list(asked)] if asked else None
+        self._adjust(logits, parameters, rows, positions)
+        token_ids = _choose(logits, parameters, positions)
+        if parameters.penalties is not None:
+            members = parameters.penalties.rows
+            self._token_ids[parameters.penalties.slots, positions[members]] = token_ids[members].int()
+        if raw is None:
+            return Sampled(token_ids)
+        return Sampled(token_ids, parameters.logprobs, logprobs_of(raw, token_ids[list(asked)], max(counts)))
+
+    def _parameters_of(self, rows: Sequence[ScheduledSequence]) -> Parameters:
+        runs = tuple([row.run_id for row in rows])
+        if self._parameters is None or runs != self._rows:
+            self._parameters = parameters_of(rows, self._vocab_size, self._eos_token_ids, self._device)
+            self._rows = runs
+            for row in rows:
+                if has_penalties(row.params) and self._kept.get(row.slot) != row.run_id:
+                    self._keep(row)
+        return self._parameters
+
+    def _keep(self, row: ScheduledSequence) -> None:
+        """Take over a slot. Later tokens of this run are written as they are sampled, before the host knows them."""
+        known = on_device(row.known_token_ids[: row.sample_position], torch.int32, self._device)
+        assert len(known) == row.sample_position, "a run's first sampled token has predecessors that are not known"
+        self._token_ids[row.slot, : len(known)] = known
+        self._kept[row.slot] = row.run_id
+
+    def _adjust(
+        self,
+        logits: torch.Tensor,
+        parameters: Parameters,
+        rows: Sequence[ScheduledSequence],
+        positions: torch.Tensor,
+    ) -> None:
+        """All that comes before the choice, in place."""
+        if parameters.bias is not None:
+            logits[parameters.bias.rows, parameters.bias.token_ids] += parameters.bias.values
+        if parameters.penalties is not None:
+            penalties = parameters.penalties
+            longest = max(row.sample_position for row in rows)
+            lengths = positions[penalties.rows].unsqueeze(1)
+            penalties.apply(logits, self._token_ids[penalties.slots, :longest].long(), lengths)
+        if parameters.bans is not None:
+            _ban(logits, parameters.bans, positions)
+        if parameters.allowed is not None:
+            logits.index_add_(0, *parameters.allowed)
+        if parameters.grammars:
+            self._masks.apply(logits, parameters.grammars, [rows[i].grammar for i in parameters.grammars])
+        if parameters.temperature is not None:
+            logits.div_(parameters.temperature)
+
+
+def _ban(logits: torch.Tensor, bans: Entries, positions: torch.Tensor) -> None:
+    is_banned = positions[bans.rows] < bans.values
+    at = (bans.rows, bans.token_ids)
+    logits[at] = logits[at].masked_fill(is_banned, float("-inf"))
+
+
+def _choose(logits: torch.Tensor, parameters: Parameters, positions: torch.Tensor) -> torch.Tensor:
+    """[rows] token ids. Each kind of row on its own, without a copy of the logits where all rows are of one kind."""
+    drawn, truncated, limits = parameters.drawn, parameters.truncated, parameters.truncation
+    uniform = uniform_numbers(parameters.seeds, positions) if drawn is not None or truncated is not None else positions
+    if drawn is not None and len(drawn) == parameters.num_rows:
+        return _draw_all(logits, uniform)
+    if truncated is not None and limits is not None and len(truncated) == parameters.num_rows:
+        return draw_truncated(logits, limits, uniform)
+    token_ids = argmax(logits)
+    if drawn is not None:
+        token_ids[drawn] = _draw_all(logits[drawn], uniform[drawn])
+    if truncated is not None and limits is not None:
+        token_ids[truncated] = draw_truncated(logits[truncated], limits, uniform[truncated])
     return token_ids
 
 
-def _by_way(rows: Sequence[ScheduledSequence], vocab_size: int) -> list[tuple[_Draw, list[int]]]:
-    """The rows that are drawn, by the way that each needs. A row's own parameters decide, never its company's:
-
-    the same uniform number picks another token when the tokens are summed up in another order.
-    """
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0.0]
-    truncated = [i for i in drawn if _truncates(rows[i].params, vocab_size)]
-    whole = [i for i in drawn if not _truncates(rows[i].params, vocab_size)]
-    return [(draw, members) for draw, members in ((_draw, whole), (_draw_truncated, truncated)) if members]
-
-
-def _truncates(params: SamplingParams, vocab_size: int) -> bool:
-    return params.top_p < 1.0 or 0 < params.top_k < vocab_size
-
-
-def _draw(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
-    return _first_past(_probabilities(logits, rows), _uniform(rows, logits.device))
-
-
-def _draw_truncated(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
-    """Among the likeliest tokens only.
-
-    What top_k and top_p keep nearly always lies among the first 1,024, and to find those costs a tenth of sorting all;
-    a row whose own probabilities are too flat for that is sorted whole.
-    """
-    probabilities, uniform = _probabilities(logits, rows), _uniform(rows, logits.device)
-    top_k, top_p = _limits(rows, probabilities)
-    ordered, ids = probabilities.topk(min(_LIKELIEST, logits.shape[-1]), dim=-1)
-    token_ids = _pick(ordered, ids, top_k, top_p, uniform)
-    is_unlimited = top_k == logits.shape[-1]
-    is_flat = (top_k > ordered.shape[1]) & ~(is_unlimited & (ordered.sum(dim=-1, keepdim=True) >= top_p))
-    flat = is_flat.squeeze(1).nonzero().squeeze(1)
-    if flat.numel():
-        ordered, ids = probabilities[flat].sort(dim=-1, descending=True, stable=True)
-        token_ids[flat] = _pick(ordered, ids, top_k[flat], top_p[flat], uniform[flat])
-    return token_ids
-
-
-def _pick(
-    ordered: torch.Tensor, ids: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
-) -> torch.Tensor:
-    kept = _truncate(ordered, top_k, top_p)
-    return ids.gather(1, _first_past(kept, uniform).unsqueeze(1)).squeeze(1)
-
-
-def _probabilities(logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> torch.Tensor:
-    """fp64: the running sum over 150,000 tokens then loses nothing that a uniform number could tell apart."""
-    temperature = torch.tensor([row.params.temperature for row in rows], dtype=torch.float64, device=logits.device)
-    return torch.softmax(logits.double() / temperature.unsqueeze(1), dim=-1)
-
-
-def _uniform(rows: Sequence[ScheduledSequence], device: torch.device) -> torch.Tensor:
-    """[rows, 1] fp64"""
-    numbers = [uniform_number(row.seed, row.sample_position) for row in rows]
-    return torch.tensor(numbers, dtype=torch.float64, device=device).unsqueeze(1)
-
-
-def _limits(rows: Sequence[ScheduledSequence], probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """top_k and top_p, [rows, 1] each; top_k 0 becomes the whole vocabulary."""
-    device, vocab_size = probabilities.device, probabilities.shape[-1]
-    top_k = torch.tensor([row.params.top_k or vocab_size for row in rows], device=device)
-    top_p = torch.tensor([row.params.top_p for row in rows], dtype=probabilities.dtype, device=device)
-    return top_k.unsqueeze(1), top_p.unsqueeze(1)
-
-
-def _truncate(ordered: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Probabilities, likeliest first, with those outside top_k and then top_p set to 0.
-
-    top_p is measured on what top_k left: 1 where it leaves all and `ordered` is only the likeliest part. The token
-    that crosses the threshold stays.
-    """
-    kept = torch.where(torch.arange(ordered.shape[1], device=ordered.device) < top_k, ordered, 0.0)
-    mass = torch.where(top_k > ordered.shape[1], 1.0, kept.sum(dim=-1, keepdim=True))
-    before = kept.cumsum(dim=-1) - kept
-    return torch.where((before < top_p * mass) | (top_p >= 1.0), kept, 0.0)
-
-
-def _first_past(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Index of the first entry whose running sum exceeds uniform * total. weights [rows, n] need not sum to 1."""
-    running = weights.cumsum(dim=-1)
-    return (
-        torch.searchsorted(running, uniform * running[:, -1:], right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)
-    )
-
-
-def uniform_number(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on (seed, position) alone: two rounds of SplitMix64 (Steele et al. 2014)."""
-    return (_mix(_mix(seed) + position) >> 11) * 2.0**-53
-
-
-def _mix(value: int) -> int:
-    mask = (1 << 64) - 1
-    value = (value + 0x9E3779B97F4A7C15) & mask
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
+def _draw_all(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """From the whole vocabulary; overwrites the logits with weights, of which the largest is 1."""
+    return draw(logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_(), uniform)

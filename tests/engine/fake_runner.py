@@ -9,13 +9,14 @@ A step is executed when it is waited for, so that with `steps_ahead=1` the next 
 The `load_*` functions are what a spawned child loads; each has its own way to go wrong.
 """
 
+import threading
 import time
 from collections.abc import Callable
 
 from engine.config import EngineConfig
-from engine.errors import BadCheckpoint, OutOfMemory
+from engine.errors import BadCheckpoint, BadRequest, OutOfMemory
 from engine.plan import BatchPlan, ScheduledSequence, StepOutput
-from engine.types import MemoryReport, ModelInfo, SamplingParams
+from engine.types import GrammarSpec, MemoryReport, ModelInfo, SamplingParams
 
 VOCAB_SIZE = 50
 EOS = 1
@@ -62,10 +63,19 @@ class FakeRunner:
             block_size=block_size,
         )
         self.plans: list[BatchPlan] = []
+        self.gate = threading.Event()
         self._step_s = step_s
         self._num_executed = 0
         self._kvs: dict[tuple[int, int], int] = {}
         self._last_ids: dict[int, int] = {}
+
+    def compile_grammar(self, spec: GrammarSpec) -> "FakeGrammar":
+        """The text is how many tokens the grammar takes; "bad" is refused, "wait" is compiled when `gate` is set."""
+        if spec.text == "bad":
+            raise BadRequest("This grammar is bad.")
+        if spec.text == "wait":
+            assert self.gate.wait(timeout=30)
+        return FakeGrammar(1 if spec.text == "wait" else int(spec.text))
 
     def submit(self, plan: BatchPlan) -> "_FakeStep":
         assert len(self.plans) - self._num_executed <= self.steps_ahead, "more steps under way than the runner takes"
@@ -111,6 +121,22 @@ class FakeRunner:
     def _place(self, sequence: ScheduledSequence, position: int) -> tuple[int, int]:
         block, offset = divmod(position, self.memory.block_size)
         return sequence.block_table[block], offset
+
+
+class FakeGrammar:
+    """Complete after so many tokens; breaks on the token UNLUCKY."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._left = num_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        return self._left == 0
+
+    def accept(self, token_id: int) -> None:
+        if token_id == UNLUCKY:
+            raise BadRequest("This grammar takes no such token.")
+        self._left -= 1
 
 
 class _FakeStep:
