@@ -46,6 +46,7 @@ class GptqFormat:
         if config.get("is_marlin_format"):
             raise UnsupportedModel("GPTQ with is_marlin_format=true is not supported; get the model as plain GPTQ.")
         self._zero_shift = 1 if checkpoint_format == "gptq" else 0
+        self._is_borrowed = "gptqmodel" in str((config.get("meta") or {}).get("quantizer"))
         self._overrides = _Overrides(config)
         self._overrides.check()
 
@@ -78,12 +79,20 @@ class GptqFormat:
         middle = 1 << (packing.bits - 1)
         if packing.is_symmetric and not reader.has(f"{prefix}.qzeros"):
             return torch.full(scales.shape, middle, dtype=torch.uint8)
-        stored = unpack_fields(reader.get(f"{prefix}.qzeros"), packing.bits, dim=1)[:, : scales.shape[1]]
-        # Field by field: adding 0x11111111 to the packed word would carry over from a stored 15.
-        zeros = (stored + self._zero_shift) & ((1 << packing.bits) - 1)
+        zeros = self._true_zeros(reader.get(f"{prefix}.qzeros"), packing.bits)[:, : scales.shape[1]]
         if packing.is_symmetric:
             self._check_middle(prefix, zeros, middle)
         return zeros
+
+    def _true_zeros(self, words: torch.Tensor, bits: int) -> torch.Tensor:
+        """int32 [groups, words] as stored -> uint8 [groups, fields], v1's lowering by 1 undone as it was done.
+
+        Field by field, where adding 0x11111111 to the word would carry over from a stored 15. But GPTQModel lowers
+        whole words, so that a zero of 0 borrows from its neighbour: only the whole word's sum gives both back.
+        """
+        if self._zero_shift and self._is_borrowed and 32 % bits == 0:
+            return unpack_fields(words + sum(1 << shift for shift in range(0, 32, bits)), bits, dim=1)
+        return (unpack_fields(words, bits, dim=1) + self._zero_shift) & ((1 << bits) - 1)
 
     def _check_middle(self, prefix: str, zeros: torch.Tensor, middle: int) -> None:
         """A symmetric file has one zero everywhere. If it is beside the middle, the file is of the other version."""

@@ -34,7 +34,11 @@ class CheckpointReader:
         if name not in self._file_of:
             raise BadCheckpoint(f"{self.folder.name} has no tensor {name!r}. The checkpoint is incomplete.")
         self._asked.add(name)
-        return self._file(self._file_of[name]).get_tensor(name)
+        path = self._file_of[name]
+        try:
+            return self._file(path).get_tensor(name)
+        except SafetensorError as error:
+            raise BadCheckpoint(f"{path.name} does not give the tensor {name!r} ({error}). Download it again.") from error
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape from the header, nothing read."""
@@ -66,10 +70,19 @@ def _index(folder: Path) -> dict[str, Path]:
     index_file = folder / "model.safetensors.index.json"
     if index_file.exists():
         return _sharded_index(folder, index_file)
-    files = sorted(folder.glob("*.safetensors"))
+    whole = folder / "model.safetensors"  # beside it some writers leave the same weights under other names
+    files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
     if not files:
-        raise BadCheckpoint(f"No *.safetensors file in {folder.name}. The download is incomplete, or another format.")
+        raise BadCheckpoint(f"No *.safetensors file in {folder.name}. {_what_else_lies_in(folder)}")
     return {name: path for path in files for name in _open_safetensors(path).keys()}  # noqa: SIM118 (not a dict)
+
+
+def _what_else_lies_in(folder: Path) -> str:
+    if any(folder.glob("*.[gG][gG][uU][fF]")):
+        return "It has GGUF, which Fireside does not read: get the model as GPTQ, AWQ or plain safetensors."
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+        return "Its weights are pickles (.bin, .pt), which may run code when read: get the model as safetensors."
+    return "The download is incomplete, or of another format."
 
 
 def _sharded_index(folder: Path, index_file: Path) -> dict[str, Path]:
