@@ -196,9 +196,20 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     runner = ModelRunner(decoder, cache, _sampler(info, device), grammars, device, info, report)
 
     on_progress("warming up", 0.95)
-    runner.submit(_probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size)).wait()
+    probe = _probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size)
+    runner.submit(probe).wait()
+    _check_first_logits(runner.logits(probe), dtype)
     grammars.wait()
     return runner
+
+
+def _check_first_logits(logits: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises BadCheckpoint if they are no numbers: what is not quantised has been checked by nobody else."""
+    if num_broken := int((~logits.isfinite()).sum()):
+        raise BadCheckpoint(
+            f"{num_broken} of the first token's {logits.numel()} logits are infinite or no numbers ({dtype}). "
+            "A tensor of the checkpoint is damaged (download it again), or the model needs dtype=bfloat16 or float32."
+        )
 
 
 def _sampler(info: ModelInfo, device: Device) -> Sampler:

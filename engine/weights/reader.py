@@ -38,7 +38,7 @@ class CheckpointReader:
         try:
             return self._file(path).get_tensor(name)
         except SafetensorError as error:
-            raise BadCheckpoint(f"{path.name} does not give the tensor {name!r} ({error}). Download it again.") from error
+            raise BadCheckpoint(f"{path.name} does not give {name!r} ({error}). Download it again.") from error
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape from the header, nothing read."""

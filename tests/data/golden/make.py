@@ -2,7 +2,7 @@
 
 Not run by the tests. In a virtual environment of its own, on a CPU:
     pip install torch==2.13.0 transformers==5.24.0 gptqmodel==7.6.0 compressed-tensors==0.20.1
-    pip download --no-deps --no-binary :all: autoawq==0.2.9    (unpack it: the package no longer imports, its packers do)
+    pip download --no-deps --no-binary :all: autoawq==0.2.9  (unpack it: the package no longer imports, its packers do)
     python make.py PATH_OF_THE_UNPACKED_AUTOAWQ
 Each case has the tool's tensors as `<case>.<tensor>`, and `<case>/codes`, `/zeros`, `/scales`, `/group_of`.
 Made on 2026-11-30. Where a tool can dequantise on a CPU, its own result is compared with those numbers below.

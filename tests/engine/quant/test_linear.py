@@ -10,12 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, EngineError
 from engine.quant.check import check_products
 from engine.quant.formats import open_format
 from engine.quant.linear import DenseLinear, Linear, LinearLoader, SplitLinear, W4Linear
+from engine.runner import load_runner
 from tests import packers
+from tests.checkpoints import tiny_checkpoint
 from tests.engine.quant.memory_reader import MemoryReader
 
 few_examples = settings(max_examples=25, deadline=None)
@@ -224,6 +228,15 @@ def test_the_load_tries_every_way_in_which_a_product_is_computed(
 
 def _way(num_rows: int) -> str:
     return "one" if num_rows == 1 else "few" if num_rows < 96 else "many"
+
+
+def test_a_damaged_tensor_that_no_format_looks_at_stops_the_load(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path, "llama", "gptq")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.post_attention_layernorm.weight"][3] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match="of the first token's 259 logits are infinite or no numbers"):
+        load_runner(EngineConfig(model=str(tmp_path), device="cpu", kv_gb=0.01), lambda stage, fraction: None)
 
 
 def test_the_products_of_a_kind_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
