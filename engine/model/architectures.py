@@ -107,7 +107,7 @@ def _qwen3_attention(config: ConfigReader, **options: Any) -> AttentionSpec:
 
 
 def _phi3(config: ConfigReader) -> ModelSpec:
-    attention = _attention(config, window=config.get("sliding_window"))
+    attention = _attention(config, window=config.get("sliding_window"), may_be_partial=True)
     names = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
     config.ignore("original_max_position_embeddings")  # means something to longrope alone
     return _model(config, _alike(config, attention, _ffn(config)), names=names)
@@ -213,15 +213,20 @@ def _attention(
     has_bias: bool = False,
     window: int | None = None,
     theta: float = 10_000.0,
+    may_be_partial: bool = False,
 ) -> AttentionSpec:
-    """What most families share. `head_dim` and `theta` are a family's defaults; without the first, hidden / heads."""
+    """What most families share. `head_dim` and `theta` are a family's defaults; without the first, hidden / heads.
+
+    window           as the config says it: 0 and null are none
+    may_be_partial   the family knows heads of which a part is rotated
+    """
     num_heads = config.need("num_attention_heads")
     head_dim = config.get("head_dim") or head_dim or config.need("hidden_size") // num_heads
     return AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=config.get("num_key_value_heads") or num_heads,
         head_dim=head_dim,
-        rope=read_rope(config, head_dim, theta=theta),
+        rope=read_rope(config, head_dim, theta=theta, may_be_partial=may_be_partial),
         scale=head_dim**-0.5,
         window=window or None,
         qkv_bias=has_bias,

@@ -15,10 +15,18 @@ from engine.model.spec import RopeSpec
 _ALIASES = {"su": "longrope"}
 
 
-def read_rope(config: ConfigReader, head_dim: int, *, theta: float = 10_000.0) -> RopeSpec:
-    """`theta` is the family's default. Raises UnsupportedModel for a kind or key that we do not compute."""
+def read_rope(
+    config: ConfigReader, head_dim: int, *, theta: float = 10_000.0, may_be_partial: bool = False
+) -> RopeSpec:
+    """`theta` is the family's default; `may_be_partial` where it knows `partial_rotary_factor`.
+
+    Raises UnsupportedModel for a kind or key that we do not compute.
+    """
     parameters = _parameters(config)
-    return read_rope_part(config, parameters, head_dim, theta=config.get("rope_theta") or theta)
+    share = 1.0
+    if may_be_partial:
+        share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return read_rope_part(config, parameters, int(head_dim * share), theta=config.get("rope_theta") or theta)
 
 
 def _parameters(config: ConfigReader) -> ConfigReader:
@@ -28,19 +36,18 @@ def _parameters(config: ConfigReader) -> ConfigReader:
     return config.part("rope_scaling" if scaling else "rope_parameters")
 
 
-def read_rope_part(config: ConfigReader, parameters: ConfigReader, head_dim: int, *, theta: float) -> RopeSpec:
+def read_rope_part(config: ConfigReader, parameters: ConfigReader, rotary_dim: int, *, theta: float) -> RopeSpec:
     """The kind and its numbers out of `parameters`, which end read whole; lengths may stand in `config` itself."""
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     parameters.ignore("type")  # `rope_type` by its older name
     kind = _ALIASES.get(kind, kind)
     if kind not in _KINDS:
         raise UnsupportedModel(f"RoPE type {kind!r} is not supported; {', '.join(_KINDS)} are.")
-    rotary_share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     fields = _KINDS[kind](config, parameters)
     rope = RopeSpec(
         kind=kind,
         theta=float(parameters.get("rope_theta") or theta),
-        rotary_dim=int(head_dim * rotary_share),
+        rotary_dim=rotary_dim,
         **fields,
     )
     parameters.refuse_unread(f"RoPE type {kind!r}")

@@ -3,22 +3,20 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine import checkpoint
-from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.architectures import read_spec
 from engine.model.spec import FfnSpec, ModelSpec, MoeSpec
-from engine.plan import BatchPlan, ScheduledSequence
 from engine.runner import ModelRunner, load_runner
 from engine.types import SamplingParams
 from engine.weights.reader import CheckpointReader
 from tests.checkpoints import FAMILIES, FORMATS, MIXTURES, STRETCHED, tiny_checkpoint
+from tests.engine.running import edit_config, engine_config, load, logits_in_chunks, plan_of, prompt, relative_error
 
 # fp32 sums in another order: 2 layers of sums over 64 to 192 terms differ by some 1e-6 of their size; ten times that
 # still tells any wrong element.
@@ -29,41 +27,11 @@ _DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 on_every_device = pytest.mark.parametrize("device", _DEVICES)
 
 
-def _config(folder: Path, device: str = "cpu", **options: object) -> EngineConfig:
-    options = {"kv_gb": 0.01, "gpu_memory_utilization": 0.05, "dtype": "float32", **options}
-    return EngineConfig(model=str(folder), device=device, **options)
-
-
-def _load(folder: Path, device: str = "cpu", **options: object) -> ModelRunner:
-    return load_runner(_config(folder, device, **options), lambda stage, fraction: None)
-
-
-def _logits_in_chunks(runner: ModelRunner, tokens: list[int], chunk: int) -> torch.Tensor:
-    """Logits after the last token, the prompt fed in chunks into scattered blocks."""
-    blocks = tuple(reversed(range(3, 3 + -(-len(tokens) // runner.memory.block_size))))
-    for start in range(0, len(tokens), chunk):
-        part = tuple(tokens[start : start + chunk])
-        is_last = start + chunk >= len(tokens)
-        plan = ScheduledSequence(
-            "a", 0, 0, part, False, start, blocks, is_last, len(tokens), SamplingParams(temperature=0.0), 0
-        )
-        logits = runner.logits(BatchPlan((plan,)))
-    return logits[0].cpu()
-
-
-def _prompt(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(3, 259, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def _relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return float((ours - theirs).norm() / theirs.norm())
-
-
 @torch.inference_mode()
 def _error_against_transformers(runner: ModelRunner, model: torch.nn.Module, chunk: int) -> float:
-    tokens = _prompt(101)
+    tokens = prompt(101)
     theirs = model(torch.tensor([tokens])).logits[0, -1]
-    return _relative_error(_logits_in_chunks(runner, tokens, chunk), theirs)
+    return relative_error(logits_in_chunks(runner, tokens, chunk), theirs)
 
 
 def _tolerance(family: str) -> float:
@@ -77,7 +45,7 @@ def test_logits_equal_transformers_for_every_family_and_chunk_size(
     tmp_path: Path, family: str, chunk: int, device: str
 ) -> None:
     model = tiny_checkpoint(tmp_path, family)
-    assert _error_against_transformers(_load(tmp_path, device), model, chunk) < _tolerance(family)
+    assert _error_against_transformers(load(tmp_path, device), model, chunk) < _tolerance(family)
 
 
 @on_every_device
@@ -86,32 +54,18 @@ def test_logits_equal_transformers_for_every_family_and_chunk_size(
 def test_logits_of_a_mixed_batch_equal_transformers_for_every_family(tmp_path: Path, family: str, device: str) -> None:
     """In one step: a whole prompt, the rest of a long one, one token far past the window, and one before it."""
     model = tiny_checkpoint(tmp_path, family)
-    runner = _load(tmp_path, device)
+    runner = load(tmp_path, device)
     lengths, cached = (37, 90, 101, 9), (0, 50, 100, 8)
-    ours = _logits_of_batch(runner, [_prompt(n, seed=n) for n in lengths], cached)
+    ours = _logits_of_batch(runner, [prompt(n, seed=n) for n in lengths], cached)
     for row, n in zip(ours, lengths, strict=True):
-        theirs = model(torch.tensor([_prompt(n, seed=n)])).logits[0, -1]
-        assert _relative_error(row, theirs) < _tolerance(family), f"{n} tokens"
+        theirs = model(torch.tensor([prompt(n, seed=n)])).logits[0, -1]
+        assert relative_error(row, theirs) < _tolerance(family), f"{n} tokens"
 
 
 def _logits_of_batch(runner: ModelRunner, prompts: list[list[int]], cached: Sequence[int]) -> torch.Tensor:
     """Logits after each prompt; `cached` tokens of each are computed a step before the others, all at once."""
-    runner.logits(_plan(runner, [(p[:n], 0, len(p)) for p, n in zip(prompts, cached, strict=True)]))
-    return runner.logits(_plan(runner, [(p[n:], n, len(p)) for p, n in zip(prompts, cached, strict=True)])).cpu()
-
-
-def _plan(runner: ModelRunner, parts: list[tuple[list[int], int, int]]) -> BatchPlan:
-    """A step of parts (tokens, where they start, the sequence's whole length), each sequence in blocks of its own."""
-    blocks = [-(-length // runner.memory.block_size) for _, _, length in parts]
-    tables = [tuple(range(end - count, end)) for end, count in zip(accumulate(blocks), blocks, strict=True)]
-    greedy = SamplingParams(temperature=0.0)
-    return BatchPlan(
-        tuple(
-            ScheduledSequence(str(i), i, 0, tuple(tokens), False, start, tables[i], True, 0, greedy, 0)
-            for i, (tokens, start, _) in enumerate(parts)
-            if tokens
-        )
-    )
+    runner.logits(plan_of(runner, [(p[:n], 0, len(p)) for p, n in zip(prompts, cached, strict=True)]))
+    return runner.logits(plan_of(runner, [(p[n:], n, len(p)) for p, n in zip(prompts, cached, strict=True)])).cpu()
 
 
 @on_every_device
@@ -121,7 +75,7 @@ def test_logits_equal_transformers_on_the_dequantised_weights_for_every_format(
     tmp_path: Path, family: str, fmt: str, device: str
 ) -> None:
     model = tiny_checkpoint(tmp_path, family, fmt)
-    runner = _load(tmp_path, device)
+    runner = load(tmp_path, device)
     assert _error_against_transformers(runner, model, chunk=101) < _TOLERANCE  # expanded once, one dense product
     assert _error_against_transformers(runner, model, chunk=13) < _TOLERANCE  # packed, several rows
     assert _error_against_transformers(runner, model, chunk=1) < _TOLERANCE  # packed, one row
@@ -134,20 +88,15 @@ def test_logits_equal_transformers_where_projections_are_fused_or_experts_quanti
     tmp_path: Path, family: str, fmt: str, device: str
 ) -> None:
     model = tiny_checkpoint(tmp_path, family, fmt)
-    assert _error_against_transformers(_load(tmp_path, device), model, chunk=13) < _tolerance(family)
+    assert _error_against_transformers(load(tmp_path, device), model, chunk=13) < _tolerance(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sharded_checkpoint_gives_the_same_logits(tmp_path: Path, family: str) -> None:
     tiny_checkpoint(tmp_path / "whole", family)
     tiny_checkpoint(tmp_path / "sharded", family, shards=3)
-    whole, sharded = (_logits_in_chunks(_load(tmp_path / name), _prompt(40), 40) for name in ("whole", "sharded"))
+    whole, sharded = (logits_in_chunks(load(tmp_path / name), prompt(40), 40) for name in ("whole", "sharded"))
     assert torch.equal(whole, sharded)
-
-
-def _edit_config(folder: Path, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
 @on_every_device
@@ -159,28 +108,28 @@ def test_stretched_angles_are_those_of_transformers_at_the_longest_that_a_sequen
 ) -> None:
     """Up to the original length for every prompt; beyond it transformers turns all keys anew at every length."""
     model = tiny_checkpoint(tmp_path, family)
-    runner = _load(tmp_path, device, max_model_len=max_model_len)
-    tokens = _prompt(num_tokens)
+    runner = load(tmp_path, device, max_model_len=max_model_len)
+    tokens = prompt(num_tokens)
     theirs = model(torch.tensor([tokens])).logits[0, -1]
-    assert _relative_error(_logits_in_chunks(runner, tokens, 50), theirs) < _TOLERANCE
+    assert relative_error(logits_in_chunks(runner, tokens, 50), theirs) < _TOLERANCE
 
 
 @pytest.mark.parametrize("family", STRETCHED)
 def test_a_context_that_stretches_the_angles_is_told(tmp_path: Path, family: str) -> None:
     tiny_checkpoint(tmp_path, family)
-    assert _load(tmp_path, max_model_len=64).memory.notes == ()
-    (note,) = _load(tmp_path, max_model_len=65).memory.notes
+    assert load(tmp_path, max_model_len=64).memory.notes == ()
+    (note,) = load(tmp_path, max_model_len=65).memory.notes
     assert "65" in note and "64" in note
 
 
 def test_angles_are_those_of_the_context_that_fits(tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path, "llama_dynamic")
-    _edit_config(tmp_path, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0})
+    edit_config(tmp_path, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0})
     token_bytes = 2 * 2 * 2 * 16 * 4  # keys and values, layers, KV heads, head_dim, fp32
-    fitted = _load(tmp_path, kv_gb=272 * token_bytes / 1e9)
+    fitted = load(tmp_path, kv_gb=272 * token_bytes / 1e9)
     assert fitted.info.max_model_len == 272
-    asked = _load(tmp_path, max_model_len=272)
-    assert torch.equal(*(_logits_in_chunks(runner, _prompt(40), 40) for runner in (fitted, asked)))
+    asked = load(tmp_path, max_model_len=272)
+    assert torch.equal(*(logits_in_chunks(runner, prompt(40), 40) for runner in (fitted, asked)))
     assert _error_against_transformers(fitted, model, 101) > 100 * _TOLERANCE
 
 
@@ -303,7 +252,7 @@ def test_a_mistaken_spec_moves_the_logits(
     model = tiny_checkpoint(tmp_path, family)
     monkeypatch.setattr(checkpoint, "read_spec", lambda config: MISTAKES[family, mistake](read_spec(config)))
     monkeypatch.setattr(CheckpointReader, "unused", lambda reader: [])  # tensors that the mistaken model does not have
-    assert _error_against_transformers(_load(tmp_path), model, chunk=101) > 100 * _tolerance(family)
+    assert _error_against_transformers(load(tmp_path), model, chunk=101) > 100 * _tolerance(family)
 
 
 @pytest.mark.parametrize(
@@ -312,12 +261,12 @@ def test_a_mistaken_spec_moves_the_logits(
 def test_a_mistaken_format_moves_the_logits_or_is_refused(tmp_path: Path, fmt: str, mistake: dict[str, str]) -> None:
     model = tiny_checkpoint(tmp_path, "llama", fmt)
     config = json.loads((tmp_path / "config.json").read_text())
-    _edit_config(tmp_path, quantization_config={**config["quantization_config"], **mistake})
+    edit_config(tmp_path, quantization_config={**config["quantization_config"], **mistake})
     if "version" in mistake:
         with pytest.raises(Exception, match="version='\\?' is not supported"):
-            _load(tmp_path)
+            load(tmp_path)
     else:
-        assert _error_against_transformers(_load(tmp_path), model, chunk=101) > 100 * _TOLERANCE
+        assert _error_against_transformers(load(tmp_path), model, chunk=101) > 100 * _TOLERANCE
 
 
 def _solo(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
@@ -353,7 +302,7 @@ def _run_all(engine: Engine, prompts: dict[str, list[int]], num_tokens: int, sta
 def test_16_bit_arithmetic_on_a_card_stays_close(tmp_path: Path, fmt: str) -> None:
     model = tiny_checkpoint(tmp_path, "llama", fmt)
     # fp16 has 11 bits: 5e-4 a rounding, some dozens of them in two layers.
-    assert _error_against_transformers(_load(tmp_path, "cuda", dtype="float16"), model, chunk=7) < 2e-2
+    assert _error_against_transformers(load(tmp_path, "cuda", dtype="float16"), model, chunk=7) < 2e-2
 
 
 @on_every_device
@@ -367,8 +316,8 @@ def test_greedy_tokens_do_not_depend_on_company_or_chunks(
     tmp_path: Path, fmt: str, options: dict[str, int], stagger: int, device: str
 ) -> None:
     model = tiny_checkpoint(tmp_path, "llama", fmt)
-    prompts = {f"r{i}": _prompt(5 + 9 * i, seed=i) for i in range(8)}
-    config = _config(tmp_path, device, **options)
+    prompts = {f"r{i}": prompt(5 + 9 * i, seed=i) for i in range(8)}
+    config = engine_config(tmp_path, device, **options)
     engine = Engine(load_runner(config, lambda stage, fraction: None), config)
     ours = _run_all(engine, prompts, num_tokens=40, stagger=stagger)
     assert ours == {name: _solo(model, prompt, 40) for name, prompt in prompts.items()}
@@ -376,9 +325,9 @@ def test_greedy_tokens_do_not_depend_on_company_or_chunks(
 
 def test_greedy_tokens_do_not_depend_on_preemption(tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path, "llama", "gptq")
-    prompts = {f"r{i}": _prompt(5 + 9 * i, seed=i) for i in range(4)}
+    prompts = {f"r{i}": prompt(5 + 9 * i, seed=i) for i in range(4)}
     block_bytes = 16 * 2 * 2 * 2 * 16 * 4  # slots, keys and values, layers, KV heads, head_dim, fp32
-    config = _config(tmp_path, kv_gb=24 * block_bytes / 1e9)
+    config = engine_config(tmp_path, kv_gb=24 * block_bytes / 1e9)
     engine = Engine(load_runner(config, lambda stage, fraction: None), config)
     ours = _run_all(engine, prompts, num_tokens=180)  # 4 x 190 tokens want 48 blocks
     assert engine.stats().num_blocks_total == 24
