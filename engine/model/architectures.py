@@ -89,6 +89,7 @@ def _qwen3_moe(config: ConfigReader) -> ModelSpec:
         num_chosen=config.need("num_experts_per_tok"),
         renormalise=bool(config.get("norm_topk_prob", False)),
     )
+    _check_alike(config, attention)
     step, dense_layers = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     halves = (
         dense if index in dense_layers or (index + 1) % step else experts
@@ -267,7 +268,15 @@ def _windows(config: ConfigReader, size: int | None, default_kinds: Iterable[str
 
 
 def _alike(config: ConfigReader, attention: AttentionSpec, ffn: FfnSpec | MoeSpec) -> tuple[LayerSpec, ...]:
+    _check_alike(config, attention)
     return (LayerSpec(attention=attention, ffn=ffn),) * config.need("num_hidden_layers")
+
+
+def _check_alike(config: ConfigReader, attention: AttentionSpec) -> None:
+    """Families whose layers are alike need no `layer_types`; some writers add it."""
+    kind = _FULL if attention.window is None else _SLIDING
+    if others := sorted(set(config.get("layer_types") or ()) - {kind}):
+        raise UnsupportedModel(f"layer_types has {others[0]}; by the rest of config.json every layer is {kind}.")
 
 
 def _windowed(attention: AttentionSpec, ffn: FfnSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:

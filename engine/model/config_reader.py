@@ -17,7 +17,8 @@ _HARMLESS_KEYS = """
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
-    max_sequence_length model_max_length tokenizer_model_max_length unsloth_fixed unsloth_version use_flash_attn
+    max_sequence_length model_max_length tokenizer_model_max_length seq_length attn_implementation use_flash_attn
+    unsloth_fixed unsloth_version is_llama_config transformers.js_config
 """
 _HARMLESS = frozenset(_HARMLESS_KEYS.split())
 # What a key that we do not compute says where it changes nothing.
@@ -53,6 +54,7 @@ class ConfigReader:
 
     def need_any(self, *keys: str) -> Any:
         """The value of a key that has had several names."""
+        self.ignore(*keys)
         return self.need(next((key for key in keys if key in self._values), keys[0]))
 
     def part(self, key: str) -> "ConfigReader":

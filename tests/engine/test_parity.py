@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine import checkpoint
 from engine.engine import Engine
@@ -66,6 +67,24 @@ def _logits_of_batch(runner: ModelRunner, prompts: list[list[int]], cached: Sequ
     """Logits after each prompt; `cached` tokens of each are computed a step before the others, all at once."""
     runner.logits(plan_of(runner, [(p[:n], 0, len(p)) for p, n in zip(prompts, cached, strict=True)]))
     return runner.logits(plan_of(runner, [(p[n:], n, len(p)) for p, n in zip(prompts, cached, strict=True)])).cpu()
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma3", "mixtral", "qwen3_moe"])
+def test_tiny_checkpoints_have_the_tensors_that_transformers_writes(tmp_path: Path, family: str) -> None:
+    model = tiny_checkpoint(tmp_path / "ours", family)
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert {name: t.shape for name, t in ours.items()} == {name: t.shape for name, t in theirs.items()}
+    assert all(torch.equal(ours[name].float(), theirs[name]) for name in ours)
+
+
+@on_every_device
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(MIXTURES)))  # a mixture may choose another expert
+def test_16_bit_arithmetic_stays_close_for_every_family(tmp_path: Path, family: str, device: str) -> None:
+    model = tiny_checkpoint(tmp_path, family)
+    # 11 bits of fp16 round by 5e-4 and 8 of bf16 by 4e-3, some dozens of them in two layers.
+    dtype, bound = ("bfloat16", 1e-1) if family.startswith("gemma") else ("float16", 2e-2)
+    assert _error_against_transformers(load(tmp_path, device, dtype=dtype), model, chunk=7) < bound
 
 
 @on_every_device
@@ -321,6 +340,19 @@ def test_greedy_tokens_do_not_depend_on_company_or_chunks(
     engine = Engine(load_runner(config, lambda stage, fraction: None), config)
     ours = _run_all(engine, prompts, num_tokens=40, stagger=stagger)
     assert ours == {name: _solo(model, prompt, 40) for name, prompt in prompts.items()}
+
+
+@on_every_device
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+def test_greedy_tokens_of_windows_and_experts_do_not_depend_on_company(
+    tmp_path: Path, family: str, device: str
+) -> None:
+    model = tiny_checkpoint(tmp_path, family)
+    prompts = {f"r{i}": prompt(5 + 19 * i, seed=i) for i in range(4)}
+    config = engine_config(tmp_path, device, max_num_batched_tokens=7)
+    engine = Engine(load_runner(config, lambda stage, fraction: None), config)
+    ours = _run_all(engine, prompts, num_tokens=20, stagger=3)
+    assert ours == {name: _solo(model, prompt, 20) for name, prompt in prompts.items()}
 
 
 def test_greedy_tokens_do_not_depend_on_preemption(tmp_path: Path) -> None:

@@ -309,7 +309,13 @@ def test_a_setting_that_nobody_computes_is_refused_by_name(family: str, key: str
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("clip_qkv", None), ("use_bidirectional_attention", False), ("residual_multiplier", 1.0), ("_note", "x")],
+    [
+        ("is_llama_config", True),
+        ("clip_qkv", None),
+        ("use_bidirectional_attention", False),
+        ("residual_multiplier", 1.0),
+        ("_note", "x"),
+    ],
 )
 def test_a_setting_that_is_switched_off_changes_nothing(key: str, value: object) -> None:
     assert read_spec(_tiny("gemma2", **{key: value})) == read_spec(_tiny("gemma2"))
@@ -378,6 +384,15 @@ def test_longrope_with_factors_for_another_head_is_refused_with_both_counts() ->
 def test_what_cannot_be_computed_is_refused_with_the_value(changes: dict[str, object], words: str) -> None:
     with pytest.raises((UnsupportedModel, BadCheckpoint), match=words):
         read_spec(_tiny("qwen2", **changes))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "phi3", "mixtral", "qwen3_moe"])
+def test_layer_types_may_repeat_what_all_layers_are_and_not_contradict_it(family: str) -> None:
+    spec = read_spec(_tiny(family))
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in _windows(spec)]
+    assert read_spec(_tiny(family, layer_types=kinds)) == spec
+    with pytest.raises(UnsupportedModel, match=f"by the rest of config.json every layer is {kinds[0]}"):
+        read_spec(_tiny(family, layer_types=["full_attention", "sliding_attention"]))
 
 
 def test_window_layers_of_qwen_begin_where_the_config_says() -> None:
