@@ -12,7 +12,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,10 @@ from app.models.embedded import Form, ensure_embedded
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.perplexity import perplexity
-from engine.plan import BatchPlan, PendingStep
 from engine.runner import ModelRunner, load_runner
 from engine.types import SamplingParams
 from tests.app.models import unpack
+from tests.engine.limits import Limits
 
 ESSAY = (Path(__file__).parents[1] / "data" / "essay.txt").read_text(encoding="utf-8")
 NEW_TOKENS = 64
@@ -69,22 +69,6 @@ PROMPTS = (
     ESSAY[5000:5700],
     ESSAY[8000:9200],
 )
-
-
-class Limits:
-    """One loaded model under smaller limits, which the engine reads from `info` and `memory`."""
-
-    def __init__(
-        self, runner: ModelRunner, *, num_blocks: int | None = None, steps_ahead: int = 0, **info: int
-    ) -> None:
-        assert num_blocks is None or num_blocks <= runner.memory.num_blocks
-        self.info = replace(runner.info, **info)
-        self.memory = replace(runner.memory, num_blocks=num_blocks or runner.memory.num_blocks)
-        self.steps_ahead = steps_ahead
-        self._runner = runner
-
-    def submit(self, plan: BatchPlan) -> PendingStep:
-        return self._runner.submit(plan)
 
 
 class Reference:
