@@ -9,6 +9,7 @@ _STATUS_BY_ENGINE_CODE = {
     "context_length_exceeded": 400,
     "bad_request": 400,
     "too_many_requests": 429,
+    "superseded": 499,  # nginx's word for a client that did not wait: no answer is read, and none is to be retried
     "out_of_memory": 503,
     "unsupported_model": 501,
     "bad_checkpoint": 500,

@@ -5,6 +5,7 @@ Knows ids and tokens only; the memory behind an id belongs to the runner. The sc
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 # Names a whole prefix: every token from the start of a sequence to the end of one full block.
@@ -16,16 +17,34 @@ NO_PREFIX: PrefixId = 0
 _Key = tuple[PrefixId, tuple[int, ...]]
 
 
-class Block:
-    """One block: who counts on it, and under which key it can be found (None until its KV is final)."""
+class _Worth(IntEnum):
+    """What would be lost with a free block; those worth least are handed out first."""
 
-    __slots__ = ("block_id", "key", "prefix", "ref_count")
+    NOTHING = 0  # it cannot be found
+    LITTLE = 1  # found by the prefix cache, and held by nobody so far whose cache is to be kept
+    MUCH = 2
+
+
+class Block:
+    """One block: who counts on it, and under which key it can be found (None until its KV is final).
+
+    is_kept  one of those who held it, since it was handed out, wants its cache kept
+    """
+
+    __slots__ = ("block_id", "is_kept", "key", "prefix", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
         self.key: _Key | None = None
         self.prefix = NO_PREFIX
+        self.is_kept = False
+
+    @property
+    def worth(self) -> _Worth:
+        if self.key is None:
+            return _Worth.NOTHING
+        return _Worth.MUCH if self.is_kept else _Worth.LITTLE
 
 
 class PrefixMatch(NamedTuple):
@@ -40,8 +59,9 @@ class BlockPool:
     """Fixed set of KV blocks, shared between sequences by prefix.
 
     A full block is found by the chain of its tokens and its parent's. A freed block keeps its key until it is
-    handed out again, so that a later prompt may revive it. Blocks that can never be found go first, then the
-    least recently used; within one sequence the tail goes first, since a block is useless without its parents.
+    handed out again, so that a later prompt may revive it. Blocks that can never be found go first, then those of
+    passing sequences, then the others; among equals the least recently used; within one sequence the tail goes first,
+    since a block is useless without its parents.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
@@ -49,17 +69,15 @@ class BlockPool:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to hand out comes first
+        self._free: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in _Worth)  # next to go comes first
+        self._free[_Worth.NOTHING].update(dict.fromkeys(range(num_blocks)))
+        self.num_free = num_blocks
         self._by_key: dict[_Key, Block] = {}
         self._last_prefix = NO_PREFIX
 
     @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` positions take."""
@@ -83,25 +101,28 @@ class BlockPool:
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.ref_count == 0:
-                del self._free[block_id]
+                del self._free[block.worth][block_id]
+                self.num_free -= 1
             block.ref_count += 1
 
     def allocate(self, num_blocks: int) -> tuple[int, ...] | None:
         """Hold `num_blocks` blocks to write in, or None if fewer are free. What was cached in them is forgotten."""
-        if num_blocks > len(self._free):
+        if num_blocks > self.num_free:
             return None
         return tuple(self._hand_out() for _ in range(num_blocks))
 
-    def free(self, block_ids: Sequence[int]) -> None:
-        """Give up one sequence's blocks, in its order. Blocks that nobody else holds can be handed out at once."""
+    def free(self, block_ids: Sequence[int], *, keep: bool = True) -> None:
+        """Give up one sequence's blocks, in its order. Blocks that nobody else holds can be handed out at once.
+
+        `keep` False is for a passing sequence: what only such held goes before what is cached of others.
+        """
         for block_id in reversed(block_ids):
             block = self._blocks[block_id]
             assert block.ref_count > 0, f"block {block_id} is freed twice"
             block.ref_count -= 1
+            block.is_kept = block.is_kept or keep
             if block.ref_count == 0:
-                self._free[block_id] = None
-                if block.key is None:
-                    self._free.move_to_end(block_id, last=False)
+                self._set_free(block)
 
     def publish(self, block_id: int, parent: PrefixId, token_ids: tuple[int, ...]) -> PrefixId:
         """Let a full block be found, once its KV is final. Returns the prefix that ends with it.
@@ -125,18 +146,29 @@ class BlockPool:
         holders = Counter(block_id for table in block_tables for block_id in table)
         for block in self._blocks:
             assert block.ref_count == holders[block.block_id], f"block {block.block_id}: references and tables differ"
-            assert (block.ref_count == 0) == (block.block_id in self._free), f"block {block.block_id}: free or not?"
+            lists = [worth for worth in _Worth if block.block_id in self._free[worth]]
+            expected = [block.worth] if block.ref_count == 0 else []
+            assert lists == expected, f"block {block.block_id}: free or not?"
             assert block.key is None or self._by_key.get(block.key) is block, f"block {block.block_id}: lost its key"
             assert block.key is None or len(block.key[1]) == self.block_size, f"block {block.block_id}: key not full"
+        assert self.num_free == sum(map(len, self._free)), "free blocks were counted wrong"
         keyed = [block for block in self._blocks if block.key is not None]
         assert len(keyed) == len(self._by_key), "a key without its block"
         assert len({block.prefix for block in keyed}) == len(keyed), "two blocks with one prefix id"
 
+    def _set_free(self, block: Block) -> None:
+        free = self._free[block.worth]
+        free[block.block_id] = None
+        if block.worth is _Worth.NOTHING:
+            free.move_to_end(block.block_id, last=False)
+        self.num_free += 1
+
     def _hand_out(self) -> int:
-        block_id, _ = self._free.popitem(last=False)
+        block_id, _ = next(free for free in self._free if free).popitem(last=False)
+        self.num_free -= 1
         block = self._blocks[block_id]
         if block.key is not None:
             del self._by_key[block.key]
             block.key, block.prefix = None, NO_PREFIX
-        block.ref_count = 1
+        block.ref_count, block.is_kept = 1, False
         return block_id

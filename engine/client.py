@@ -22,7 +22,7 @@ from engine.config import EngineConfig
 from engine.errors import BadRequest, EngineClosed, EngineDied, EngineError, error_from_code
 from engine.messages import Abort, Failed, FromChild, Loading, Ready, Shutdown, Stats, Submit, ToChild, Tokens
 from engine.process import MODEL_RUNNER, Start
-from engine.types import EngineStats, MemoryReport, ModelInfo, SamplingParams, TokenEvent
+from engine.types import ORDINARY, EngineStats, MemoryReport, ModelInfo, SamplingParams, Standing, TokenEvent
 
 _T = TypeVar("_T")
 OnLoading = Callable[[str, float], None]
@@ -92,11 +92,16 @@ class EngineClient:
         return replace(self._stats, last_step_age_s=0.0 if is_idle else time.monotonic() - self._heard_s)
 
     async def submit(
-        self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        standing: Standing = ORDINARY,
     ) -> AsyncGenerator[TokenEvent, None]:
         """Events of one request, the last with a finish_reason. Closing the iterator, or leaving it, aborts it.
 
-        Raises what the engine refuses (ContextTooLong, BadRequest, TooManyRequests), EngineDied if the child ends.
+        Raises what the engine refuses (ContextTooLong, BadRequest, TooManyRequests), Superseded if a newer one of the
+        same client ended it, EngineDied if the child ends.
         """
         self._check_open(request_id)
         queue: asyncio.Queue[TokenEvent | EngineError] = asyncio.Queue()
@@ -104,7 +109,7 @@ class EngineClient:
             self._heard_s = time.monotonic()
         self._queues[request_id] = queue
         try:
-            self._send(Submit(request_id, prompt_token_ids, params))
+            self._send(Submit(request_id, prompt_token_ids, params, standing))
             while True:
                 event = await queue.get()
                 if isinstance(event, EngineError):

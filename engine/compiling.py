@@ -27,6 +27,10 @@ class GrammarDesk:
         return tuple(self._waiting)
 
     @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        return tuple(sequence for sequence, _ in self._waiting.values())
+
+    @property
     def has_compiled(self) -> bool:
         return any(future.done() for _, future in self._waiting.values())
 

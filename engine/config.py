@@ -6,6 +6,7 @@ from engine.errors import BadRequest
 
 _KV_DTYPES = ("auto", "fp32", "fp16", "bf16")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
+_POLICIES = ("fcfs", "priority")
 _DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -18,7 +19,9 @@ class EngineConfig:
     max_model_len           tokens a sequence may hold; None takes the model's context, or what fits
     max_num_seqs            sequences that run at once; more wait
     max_num_batched_tokens  tokens computed in one step at most; None picks 512 on a CPU, 2048 on a card
-    max_num_queued_seqs     sequences that may wait; one more is refused
+    max_queued_requests     requests that may wait; one more is refused
+    scheduler_policy        fcfs: by arrival; priority: by class and priority, which without either is by arrival too
+    target_itl_ms           time between two tokens of a running answer that new prompts should not exceed
     gpu_memory_utilization  share of the card's total memory that this engine may use, 0 < x <= 1 (CUDA)
     kv_gb                   KV cache in GB (1e9 bytes) on a CPU; None takes a quarter of free memory, at most 4
     kv_cache_dtype          auto follows dtype
@@ -32,7 +35,9 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int | None = None
-    max_num_queued_seqs: int = 1024
+    max_queued_requests: int = 1024
+    scheduler_policy: str = "priority"
+    target_itl_ms: float = 50.0
     gpu_memory_utilization: float = 0.90
     kv_gb: float | None = None
     kv_cache_dtype: str = "auto"
@@ -44,17 +49,20 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("device", self.device, _DEVICES)
         _one_of("dtype", self.dtype, _DTYPES)
+        _one_of("scheduler_policy", self.scheduler_policy, _POLICIES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, _KV_DTYPES)
         for name in ("max_model_len", "max_num_batched_tokens", "num_threads"):
             value = getattr(self, name)
             if value is not None:
                 _at_least_one(name, value)
-        for name in ("max_num_seqs", "max_num_queued_seqs", "block_size"):
+        for name in ("max_num_seqs", "max_queued_requests", "block_size"):
             _at_least_one(name, getattr(self, name))
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise BadRequest(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1."
             )
+        if not self.target_itl_ms > 0:
+            raise BadRequest(f"target_itl_ms is {self.target_itl_ms}; it must be above 0.")
         if self.kv_gb is not None and self.kv_gb <= 0:
             raise BadRequest(f"kv_gb is {self.kv_gb}; it must be above 0.")
 

@@ -18,7 +18,18 @@ from engine.errors import BadRequest, ContextTooLong, EngineError, TooManyReques
 from engine.plan import BatchPlan, Grammar, PendingStep
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.types import EngineStats, FinishReason, GrammarSpec, MemoryReport, ModelInfo, SamplingParams, TokenEvent
+from engine.types import (
+    ORDINARY,
+    EngineStats,
+    FinishReason,
+    GrammarSpec,
+    MemoryReport,
+    ModelInfo,
+    RequestClass,
+    SamplingParams,
+    Standing,
+    TokenEvent,
+)
 
 _SEED_BITS = 63  # drawn seeds fit a signed 64-bit tensor
 
@@ -61,9 +72,12 @@ class Engine:
             self._pool,
             max_num_seqs=runner.info.max_num_seqs,
             max_num_batched_tokens=runner.info.max_num_batched_tokens,
+            policy=config.scheduler_policy,
+            target_itl_s=config.target_itl_ms / 1000,
         )
+        self._policy = config.scheduler_policy
         self._max_length = min(runner.info.max_model_len, runner.memory.kv_tokens)
-        self._max_in_flight = runner.info.max_num_seqs + config.max_num_queued_seqs
+        self._max_in_flight = runner.info.max_num_seqs + config.max_queued_requests
         self._desk = GrammarDesk(runner.compile_grammar, on_compiled)
         self._seeds = random.Random(config.seed)
         self._num_steps = 0
@@ -95,14 +109,27 @@ class Engine:
         """Requests that have not ended yet."""
         return self._scheduler.request_ids + self._desk.request_ids
 
-    def add(self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams) -> None:
-        """Take a request in. Raises BadRequest, ContextTooLong or TooManyRequests; then nothing was taken in."""
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        standing: Standing = ORDINARY,
+    ) -> list[str]:
+        """Take a request in; ends those that it supersedes, and returns their ids.
+
+        Raises BadRequest, ContextTooLong or TooManyRequests; then nothing was taken in, and nothing ended.
+        """
         if request_id in self._scheduler or request_id in self._desk.request_ids:
             raise BadRequest(f"request id {request_id!r} is in use by a request that has not ended.")
         check_params(params, self._info)
+        self._check_standing(standing)
         self._check_prompt(prompt_token_ids)
         max_length = self._max_length_of(len(prompt_token_ids), params.max_tokens)
-        self._check_line()
+        superseded = self._superseded_by(standing)
+        self._check_line(len(superseded))
+        for other in superseded:
+            self.abort(other)
         sequence = Sequence(
             request_id=request_id,
             token_ids=list(prompt_token_ids),
@@ -112,12 +139,14 @@ class Engine:
             stop_token_ids=stop_ids(params, self._info.eos_token_ids),
             seed=self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed,
             arrived_s=time.monotonic(),
+            standing=standing,
             needs_its_ids=params.grammar is not None,
         )
         if params.grammar is None:
             self._scheduler.add(sequence)
         else:
             self._desk.add(sequence, params.grammar)
+        return superseded
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now and free its blocks. Its last event, or None if it has ended already."""
@@ -209,10 +238,28 @@ class Engine:
             )
         return self._max_length if max_tokens is None else wanted
 
-    def _check_line(self) -> None:
-        num_in_flight = len(self.request_ids)
+    def _superseded_by(self, standing: Standing) -> list[str]:
+        """Requests that one of such a standing makes useless."""
+        if standing.request_class is not RequestClass.AUTOCOMPLETE or not standing.client_id:
+            return []
+        who = (standing.request_class, standing.client_id)
+        return [
+            other.request_id
+            for other in self._scheduler.sequences + self._desk.sequences
+            if (other.standing.request_class, other.standing.client_id) == who
+        ]
+
+    def _check_standing(self, standing: Standing) -> None:
+        if standing.priority and self._policy != "priority":
+            raise BadRequest(
+                f"priority is {standing.priority}, and this engine serves by arrival (scheduler_policy is "
+                f"{self._policy!r}). Leave it out, or load the model with scheduler_policy 'priority'."
+            )
+
+    def _check_line(self, num_superseded: int) -> None:
+        num_in_flight = len(self.request_ids) - num_superseded
         if num_in_flight >= self._max_in_flight:
             raise TooManyRequests(
                 f"{num_in_flight} requests are running or waiting, and no more than {self._max_in_flight} may "
-                "(max_num_seqs + max_num_queued_seqs). Try again when some have ended."
+                "(max_num_seqs + max_queued_requests). Try again when some have ended."
             )

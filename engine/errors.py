@@ -3,6 +3,7 @@
 EngineError            code, message; picklable, so that it crosses the process border whole
 ├── ContextTooLong     the prompt (or prompt + max_tokens) is larger than this model was loaded with
 ├── TooManyRequests    the waiting line is full
+├── Superseded         an autocomplete request, once a newer one of the same client came
 ├── BadRequest         a sampling parameter or token id that cannot be served
 ├── OutOfMemory        weights, or the smallest useful KV pool, do not fit
 ├── UnsupportedModel   an architecture, quantisation or setting that we do not read
@@ -28,6 +29,10 @@ class ContextTooLong(EngineError):
 
 class TooManyRequests(EngineError):
     code = "too_many_requests"
+
+
+class Superseded(EngineError):
+    code = "superseded"
 
 
 class BadRequest(EngineError):
@@ -60,6 +65,7 @@ _BY_CODE: dict[str, type[EngineError]] = {
         EngineError,
         ContextTooLong,
         TooManyRequests,
+        Superseded,
         BadRequest,
         OutOfMemory,
         UnsupportedModel,

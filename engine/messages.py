@@ -6,7 +6,7 @@ from the child:  Loading ... Ready | Failed(request_id=None);  then Tokens, Fail
 
 from dataclasses import dataclass
 
-from engine.types import EngineStats, MemoryReport, ModelInfo, SamplingParams, TokenEvent
+from engine.types import ORDINARY, EngineStats, MemoryReport, ModelInfo, SamplingParams, Standing, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,7 @@ class Submit:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    standing: Standing = ORDINARY
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,15 @@ class ScheduledSequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Sequences in the order of their tokens; the runner returns one id for each that samples, in this order."""
+    """Sequences in the order of their tokens; the runner returns one id for each that samples, in this order.
+
+    planned_s          when, by the scheduler's clock
+    num_prompt_tokens  of the tokens, those that are not the one next token of a sequence
+    """
 
     sequences: tuple[ScheduledSequence, ...]
+    planned_s: float = 0.0
+    num_prompt_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

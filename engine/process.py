@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from engine import environment
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import EngineDied, EngineError
+from engine.errors import EngineDied, EngineError, Superseded
 from engine.messages import Abort, Failed, Loading, Ready, Shutdown, Stats, Submit, ToChild, Tokens
 
 _log = logging.getLogger(__name__)
@@ -128,9 +128,12 @@ def _answer(message: Submit | Abort, engine: Engine, outbox: Connection) -> None
             outbox.send(Tokens(ended))
         return
     try:
-        engine.add(message.request_id, message.prompt_token_ids, message.params)
+        superseded = engine.add(message.request_id, message.prompt_token_ids, message.params, message.standing)
     except EngineError as refusal:
         outbox.send(Failed(message.request_id, refusal.code, refusal.message))
+        return
+    for request_id in superseded:
+        outbox.send(Failed(request_id, Superseded.code, "A newer request of the same client took this one's place."))
 
 
 def _step(engine: Engine, outbox: Connection) -> None:

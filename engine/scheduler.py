@@ -1,8 +1,11 @@
 """Who computes how many tokens in the next step, in which blocks; and what the sampled ids then mean.
 
 No prefill and no decode phase: each sequence has `num_computed_tokens`, which catches up with its length. Sequences
-that need one token come first, then prefill chunks, then new admissions, all under one token budget. Strictly first
-come, first served: when blocks run out the newest running sequence gives its up and computes them again later.
+that need one token come first, then prefill chunks, then new admissions, all under one token budget.
+
+There is one order, the ranks. Under `fcfs` it is that of arrival. Under `priority` a class or a priority further down
+is worth an arrival some time later; so whoever waits moves up beside those that come, and nobody waits for ever. When
+blocks run out the last in rank gives its up and computes them again later; so it does for somebody before it who waits.
 
 A plan may be made while the step before is under way: its tokens count as computed, and the id that it samples is fed
 by the device itself. That this is safe rests on the device executing steps in order. A sequence that turns out to have
@@ -11,23 +14,31 @@ step wrote is never published.
 """
 
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.blocks import NO_PREFIX, BlockPool, PrefixMatch
 from engine.errors import EngineError
+from engine.pace import PrefillPace
 from engine.plan import BatchPlan, ScheduledSequence, StepOutput
 from engine.sequence import Sequence, SequenceStatus
-from engine.types import FinishReason, TokenEvent, TokenLogprobs
+from engine.types import FinishReason, RequestClass, Standing, TokenEvent, TokenLogprobs
 
 # Admission keeps this many tokens of room for each sequence to go on. Without it a full pool would admit a sequence
-# whose neighbours take its blocks a few steps later; with the whole max_tokens, long limits would run alone.
+# whose neighbours take its blocks a few steps later; with the whole max_tokens, long limits would run alone. It doubles
+# with each preemption, so that a long answer is preempted a few times and not every 128 tokens.
 _LOOKAHEAD_TOKENS = 128
 
 # A prompt that is followed by others leaves them one part in so many of the budget: the first token of a short
 # prompt does not wait for the last token of a long one.
 _PARTS_OF_BUDGET = 4
+
+# One class, or one step of priority, is worth an arrival this much later; many are worth less each, and all together no
+# more than _MOST_LEVELS of them: so no priority, however large, makes a request wait for ever.
+_LEVEL_S = 30.0
+_MOST_LEVELS = 20.0
+_LEVELS = {request_class: level for level, request_class in enumerate(RequestClass)}
 
 
 @dataclass(slots=True)
@@ -46,6 +57,7 @@ class _Draft:
     """A plan in the making: who computes how many tokens, in order, and the tokens that are left to give."""
 
     budget: int
+    num_prompt_tokens: int = 0
     num_tokens: dict[Sequence, int] = field(default_factory=dict)
     has_preempted: bool = False
 
@@ -57,6 +69,8 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        policy: str = "fcfs",
+        target_itl_s: float = 0.05,
         lookahead_tokens: int = _LOOKAHEAD_TOKENS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,11 +78,15 @@ class Scheduler:
         self.counters = Counters()
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._is_by_priority = policy == "priority"
         self._lookahead_tokens = lookahead_tokens
         self._clock = clock
+        self._pace = PrefillPace(target_itl_s, max_num_batched_tokens)
+        self._settled_s = 0.0
+        self._num_added = 0
         self._sequences: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in order of arrival, all before those that wait
+        self._waiting: list[Sequence] = []  # this and the next by rank
+        self._running: list[Sequence] = []
         self._waits_for_blocks = False  # the head of the line did not fit; look again when blocks come back
         self._free_slots = list(range(max_num_seqs))
         self._last_run_id = 0
@@ -82,6 +100,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Those that have not ended."""
+        return tuple(self._sequences.values())
+
+    @property
     def request_ids(self) -> tuple[str, ...]:
         return tuple(self._sequences)
 
@@ -89,11 +112,14 @@ class Scheduler:
         return request_id in self._sequences
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the line. Its max_length must fit into the pool."""
+        """Put a sequence into the line. Its max_length must fit into the pool."""
         assert sequence.request_id not in self._sequences
         assert self.pool.blocks_for(sequence.max_length) <= self.pool.num_blocks
         self._sequences[sequence.request_id] = sequence
-        self._waiting.append(sequence)
+        self._num_added += 1
+        later_s = _handicap_s(sequence.standing) if self._is_by_priority else 0.0
+        sequence.rank = (sequence.arrived_s + later_s if self._is_by_priority else 0.0, self._num_added)
+        self._wait(sequence)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a sequence between two steps, wherever it is; its blocks are free at once. None if there is no such."""
@@ -108,18 +134,22 @@ class Scheduler:
     def plan(self) -> BatchPlan:
         """Decide the next step and hold the blocks that it writes."""
         draft = _Draft(self._max_num_batched_tokens)
+        planned_s = self._clock()
         prefilling = []
         for sequence in tuple(self._running):
             if sequence.num_uncomputed_tokens > 1:
                 prefilling.append(sequence)
             else:
                 self._extend(sequence, draft)
+        if draft.num_tokens:
+            draft.budget = min(draft.budget, self._pace.allowance)
         for sequence in prefilling:
             is_followed = sequence is not prefilling[-1] or self._may_admit()
             self._extend(sequence, draft, is_followed=is_followed)
         if not draft.has_preempted:
             self._admit(draft)
-        return BatchPlan(tuple(_scheduled(sequence, count) for sequence, count in draft.num_tokens.items()))
+        scheduled = tuple(_scheduled(sequence, count) for sequence, count in draft.num_tokens.items())
+        return BatchPlan(scheduled, planned_s, draft.num_prompt_tokens)
 
     def settle(self, plan: BatchPlan, output: StepOutput) -> list[TokenEvent]:
         """Take in what the step computed.
@@ -128,6 +158,9 @@ class Scheduler:
         meanwhile is dropped; one that was preempted keeps its token, though not its KV.
         """
         now_s, num_before = self._clock(), len(self._sequences)
+        # It began when it was planned, or when the one before it was done.
+        self._pace.observe(now_s - max(plan.planned_s, self._settled_s), plan.num_prompt_tokens)
+        self._settled_s = now_s
         sampled = iter(enumerate(output.token_ids))
         events = []
         for place, scheduled in enumerate(plan.sequences):
@@ -148,6 +181,7 @@ class Scheduler:
     def check(self) -> None:
         """Assert that sequences, lines and blocks agree. For tests."""
         assert sorted(self._sequences) == sorted(s.request_id for s in (*self._running, *self._waiting))
+        assert all(line == sorted(line, key=_rank) for line in (self._running, self._waiting)), "out of order"
         assert all(s.status is SequenceStatus.RUNNING for s in self._running)
         assert all(s.status is SequenceStatus.WAITING and not s.block_table for s in self._waiting)
         assert all(s.num_uncomputed_tokens >= 1 for s in self._sequences.values()), "nothing left to compute"
@@ -169,25 +203,34 @@ class Scheduler:
         if missing <= 0 or self._hold_blocks(sequence, missing, draft):
             draft.num_tokens[sequence] = end - start
             draft.budget -= end - start
+            draft.num_prompt_tokens += end - start if end - start > 1 else 0
 
     def _hold_blocks(self, sequence: Sequence, missing: int, draft: _Draft) -> bool:
-        """More blocks, at the cost of the newest sequences; False if that came to be the sequence itself."""
+        """More blocks, at the cost of the last in rank; False if that came to be the sequence itself."""
         while (block_ids := self.pool.allocate(missing)) is None:
-            newest = self._running.pop()
-            self._preempt(newest, draft)
-            if newest is sequence:
+            if self._preempt_last(draft) is sequence:
                 return False
         sequence.block_table += block_ids
         return True
 
-    def _preempt(self, sequence: Sequence, draft: _Draft) -> None:
-        """Back to the head of the line with all tokens and no blocks; what it already had in this plan is undone."""
-        draft.budget += draft.num_tokens.pop(sequence, 0)
+    def _preempt_last(self, draft: _Draft) -> Sequence:
+        """Back into the line with all tokens and no blocks; what it already had in this plan is undone."""
+        sequence = self._running.pop()
+        num_tokens = draft.num_tokens.pop(sequence, 0)
+        draft.budget += num_tokens
+        draft.num_prompt_tokens -= num_tokens if num_tokens > 1 else 0
         draft.has_preempted = True
         self._leave(sequence)
         sequence.status = SequenceStatus.WAITING
-        self._waiting.appendleft(sequence)
+        sequence.num_preemptions += 1
+        self._wait(sequence)
         self.counters.num_preemptions += 1
+        return sequence
+
+    def _wait(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=_rank)
+        if sequence is self._waiting[0]:
+            self._waits_for_blocks = False
 
     def _admit(self, draft: _Draft) -> None:
         """Start waiting sequences, in order, while budget, seats and the blocks that all will soon need allow it."""
@@ -198,20 +241,31 @@ class Scheduler:
             sequence = self._waiting[0]
             match = self.pool.match(sequence.token_ids, sequence.num_cacheable_tokens)
             needed = self._blocks_ahead(sequence) - len(match.block_ids)
-            if promised + needed > self.pool.num_free - match.num_idle:
-                self._waits_for_blocks = True
-                return
-            self._start(self._waiting.popleft(), match)
+            if len(self._running) == self._max_num_seqs or promised + needed > self.pool.num_free - match.num_idle:
+                if not self._outranks_the_last():
+                    self._waits_for_blocks = True
+                    return
+                promised -= self._blocks_ahead(self._running[-1])
+                self._preempt_last(draft)
+                continue
+            self._start(self._waiting.pop(0), match)
             self._extend(sequence, draft, is_followed=self._may_admit())
             promised += self._blocks_ahead(sequence)
 
     def _may_admit(self) -> bool:
-        """Somebody waits, a seat is free, and blocks came back since the head of the line did not fit."""
-        return bool(self._waiting) and len(self._running) < self._max_num_seqs and not self._waits_for_blocks
+        """Somebody waits whose last id is known, has a seat or can take one, and was not found to lack blocks."""
+        if not self._waiting or self._waits_for_blocks or self._waiting[0].num_pending:
+            return False
+        return len(self._running) < self._max_num_seqs or self._outranks_the_last()
+
+    def _outranks_the_last(self) -> bool:
+        """The head of the line goes before somebody who runs."""
+        return bool(self._running) and self._waiting[0].rank < self._running[-1].rank
 
     def _blocks_ahead(self, sequence: Sequence) -> int:
         """Blocks that a sequence does not hold yet and will need for its tokens and the look-ahead."""
-        num_tokens = min(sequence.length + self._lookahead_tokens, sequence.max_length)
+        lookahead = self._lookahead_tokens << sequence.num_preemptions
+        num_tokens = min(sequence.length + lookahead, sequence.max_length)
         return self.pool.blocks_for(num_tokens) - len(sequence.block_table)
 
     def _start(self, sequence: Sequence, match: PrefixMatch) -> None:
@@ -224,7 +278,7 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         sequence.slot = self._free_slots.pop()
         self._last_run_id = sequence.run_id = self._last_run_id + 1
-        self._running.append(sequence)
+        insort(self._running, sequence, key=_rank)
         if sequence.admitted_s is None:
             sequence.admitted_s = self._clock()
             sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -285,7 +339,8 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         """Give up slot and blocks."""
         self._free_slots.append(sequence.slot)
-        self.pool.free(sequence.block_table)
+        keep = sequence.standing.request_class is RequestClass.INTERACTIVE
+        self.pool.free(sequence.block_table, keep=keep)
         sequence.block_table = ()
         sequence.prefix = NO_PREFIX
         sequence.num_published = sequence.num_computed_tokens = 0
@@ -301,6 +356,16 @@ def _ending(sequence: Sequence, token_id: int) -> FinishReason | None:
         if sequence.grammar.is_complete:
             return FinishReason.GRAMMAR
     return FinishReason.LENGTH if len(sequence.token_ids) >= sequence.max_length else None
+
+
+def _rank(sequence: Sequence) -> tuple[float, int]:
+    return sequence.rank
+
+
+def _handicap_s(standing: Standing) -> float:
+    """How much later a request might have come for the same place; negative for one that goes before others."""
+    level = _LEVELS[standing.request_class] + standing.priority
+    return _LEVEL_S * level / (1.0 + abs(level) / _MOST_LEVELS)
 
 
 def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from engine.blocks import NO_PREFIX, PrefixId
 from engine.plan import Grammar
-from engine.types import RequestTimes, SamplingParams, TokenLogprobs
+from engine.types import ORDINARY, RequestTimes, SamplingParams, Standing, TokenLogprobs
 
 
 class SequenceStatus(Enum):
@@ -22,6 +22,8 @@ class Sequence:
     token_ids            the prompt, then what was sampled
     max_length           tokens (prompt + answer) at which it ends with LENGTH
     seed                 the request's own, or one drawn for it; part of the sequence, so that a restart repeats it
+    standing             beside others
+    rank                 its place in the line, which the scheduler gives it once; lower goes first
     needs_its_ids        not planned before its last id is known here, since that decides what may come next (a grammar)
     grammar              what its answer must look like; set before it is added to the scheduler
     prompt_logprobs      where asked: of the prompt tokens from the second on, as far as they are computed
@@ -44,6 +46,8 @@ class Sequence:
     stop_token_ids: frozenset[int]
     seed: int
     arrived_s: float
+    standing: Standing = ORDINARY
+    rank: tuple[float, int] = (0.0, 0)
     needs_its_ids: bool = False
     grammar: Grammar | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -55,6 +59,7 @@ class Sequence:
     num_pending: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_preemptions: int = 0
     block_table: tuple[int, ...] = ()
     num_published: int = 0
     prefix: PrefixId = NO_PREFIX

@@ -91,6 +91,31 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: tuple[float, ...] = ()
 
 
+class RequestClass(StrEnum):
+    """What a request is for; under the priority policy those further up go first."""
+
+    INTERACTIVE = "interactive"  # somebody watches the answer
+    AUTOCOMPLETE = "autocomplete"  # somebody types; of no use once a newer one of the same client is there
+    BACKGROUND = "background"  # titles, agents' side calls: nobody waits, and its cache need not be kept
+    BATCH = "batch"  # whenever there is room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a request stands beside others.
+
+    priority   lower goes first, as in vLLM; each 1 is worth one class. Under the fcfs policy only 0 is taken
+    client_id  who asks; an autocomplete request ends the one before it of the same client. "" is nobody in particular
+    """
+
+    request_class: RequestClass = RequestClass.INTERACTIVE
+    priority: int = 0
+    client_id: str = ""
+
+
+ORDINARY = Standing()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
     """Where one request spent its time, in seconds, sent with its last event."""

@@ -14,7 +14,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from app.chat.tokenizer import byte_symbols
 from app.errors import AppError
-from engine.types import FinishReason, MemoryReport, ModelInfo, RequestTimes, SamplingParams, TokenEvent
+from engine.types import (
+    ORDINARY,
+    FinishReason,
+    MemoryReport,
+    ModelInfo,
+    RequestTimes,
+    SamplingParams,
+    Standing,
+    TokenEvent,
+)
 
 BOS, EOS, FIM = 256, 257, 258
 SPECIAL = {BOS: "<|im_start|>", EOS: "<|im_end|>", FIM: "<|fim_middle|>"}
@@ -89,19 +98,25 @@ class Script:
 class FakeEngine:
     """EngineLike by script. `script(prompt_ids)` picks what happens; a list of ids is the same answer for everyone.
 
-    submitted   (request_id, prompt_ids, params) in order of arrival
+    submitted   (request_id, prompt_ids, params) in order of arrival; `standings` beside it
     aborted     request ids whose iterator was closed before its end
     running     requests that are under way now
     """
 
     script: Script | Callable[[tuple[int, ...]], Script]
     submitted: list[tuple[str, tuple[int, ...], SamplingParams]] = field(default_factory=list)
+    standings: list[Standing] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
 
     async def submit(
-        self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        standing: Standing = ORDINARY,
     ) -> AsyncGenerator[TokenEvent, None]:
+        self.standings.append(standing)
         script = self.script if isinstance(self.script, Script) else self.script(prompt_token_ids)
         assert request_id not in self.running, "a request id was used twice at once"
         self.submitted.append((request_id, prompt_token_ids, params))

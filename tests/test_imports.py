@@ -21,6 +21,7 @@ TORCH_FREE = (
         "engine.messages",
         "engine.plan",
         "engine.blocks",
+        "engine.pace",
     ),
     *("engine.checks", "engine.sequence", "engine.compiling", "engine.scheduler"),
     *("engine.engine", "engine.process", "engine.client"),

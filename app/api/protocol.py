@@ -13,11 +13,13 @@ from app.api.body import invalid
 from app.api.errors import echo
 from app.chat.types import ChatRequest, CompletionRequest, Message, Role, SamplingOptions
 from app.errors import AppError
+from engine.types import Standing
 
 MAX_CHOICES = 128
 MAX_STOPS = 256
 MAX_STOP_CHARS = 4096
 _SEEDS = 2**63
+_PRIORITIES = 10**9
 
 Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -42,6 +44,7 @@ class GenerationBody(BaseModel):
     stop: Stop = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, Field(ge=-_PRIORITIES, le=_PRIORITIES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -60,6 +63,11 @@ class GenerationBody(BaseModel):
     @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def standing(self) -> Standing:
+        """Somebody waits for what an API answers; `priority` as in vLLM, lower first."""
+        return Standing(priority=self.priority or 0)
 
     def check_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -113,6 +121,7 @@ class ChatBody(GenerationBody):
                 sampling=self.sampling(choice, self._max_tokens()),
                 continue_final_message=self._continues(messages),
                 template_kwargs=self._template_kwargs(),
+                standing=self.standing,
             )
             for choice in range(self.num_choices)
         ]
@@ -174,6 +183,7 @@ class CompletionBody(GenerationBody):
                 prompt=prompt,
                 sampling=self.sampling(choice, token_limit("max_tokens", self.max_tokens)),
                 echo=bool(self.echo),
+                standing=self.standing,
             )
             for index, prompt in enumerate(prompts)
             for choice in range(self.num_choices)

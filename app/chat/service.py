@@ -21,7 +21,6 @@ from app.chat.types import (
     CompletionRequest,
     LoadedModel,
     ModelSource,
-    SamplingOptions,
     Timings,
     Usage,
 )
@@ -101,7 +100,7 @@ class ChatService:
             channels = Channels(opened=_starts_thinking(request, prompt))
             room.admit(turn, prompt_ids)
             yield ChatDelta()
-            async with aclosing(self._answer(turn, model, text, prompt_ids, request.sampling)) as deltas:
+            async with aclosing(self._answer(turn, model, text, prompt_ids, request)) as deltas:
                 async for delta in deltas:
                     routed = _route(channels, delta)
                     if routed.text or routed.reasoning or routed.finish_reason:
@@ -117,7 +116,7 @@ class ChatService:
             prompt_ids = await _plain_prompt(request.prompt, text, room)
             room.admit(turn, prompt_ids)
             yield ChatDelta(text=_echoed(request.prompt, text) if request.echo else "")
-            async with aclosing(self._answer(turn, model, text, prompt_ids, request.sampling)) as deltas:
+            async with aclosing(self._answer(turn, model, text, prompt_ids, request)) as deltas:
                 async for delta in deltas:
                     yield delta
 
@@ -127,11 +126,12 @@ class ChatService:
         model: LoadedModel,
         text: ModelText,
         prompt_ids: tuple[int, ...],
-        options: SamplingOptions,
+        request: ChatRequest | CompletionRequest,
     ) -> AsyncGenerator[ChatDelta, None]:
         """Tokens to text. Ends with exactly one delta that has a finish_reason, or raises."""
-        written = Detokenizer(text.tokenizer, options.stop)
-        events = model.engine.submit(turn.request_id, prompt_ids, text.sampling(options, model.sampling))
+        written = Detokenizer(text.tokenizer, request.sampling.stop)
+        params = text.sampling(request.sampling, model.sampling)
+        events = model.engine.submit(turn.request_id, prompt_ids, params, request.standing)
         async with aclosing(events):
             last = ""
             async for event in events:

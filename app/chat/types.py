@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from engine.types import ModelInfo, SamplingParams, TokenEvent
+from engine.types import ORDINARY, ModelInfo, SamplingParams, Standing, TokenEvent
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -40,6 +40,7 @@ class ChatRequest:
     model                   id of a catalogue entry, alias or folder; "" takes the model in hand
     continue_final_message  the last message is an assistant's beginning: go on in it, open no new turn
     template_kwargs         passed to the chat template (enable_thinking, ...)
+    standing                its class and priority beside other requests
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class ChatRequest:
     sampling: SamplingOptions = SamplingOptions()
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    standing: Standing = ORDINARY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class CompletionRequest:
     prompt: str | tuple[int, ...]
     sampling: SamplingOptions = SamplingOptions()
     echo: bool = False
+    standing: Standing = ORDINARY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,11 @@ class EngineLike(Protocol):
     """The part of `engine.client.EngineClient` that a turn needs; tests bring a scripted one."""
 
     def submit(
-        self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        standing: Standing = ORDINARY,
     ) -> AsyncGenerator[TokenEvent, None]:
         """Events of one request. Closing the iterator aborts it. Raises EngineError."""
         ...

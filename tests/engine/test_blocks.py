@@ -69,6 +69,46 @@ def test_blocks_that_cannot_be_found_go_out_before_cached_ones() -> None:
     assert pool.allocate(3) == (1, 2, 0)
 
 
+def test_cached_blocks_of_a_passing_sequence_go_out_before_those_of_a_chat_freed_earlier() -> None:
+    pool = BlockPool(4, 4)
+    chat, title = pool.allocate(2), pool.allocate(2)
+    assert chat is not None and title is not None
+    _publish(pool, chat, A, B)
+    _publish(pool, title, B, C)
+    pool.free(chat)
+    pool.free(title, keep=False)
+    assert pool.allocate(4) == (3, 2, 1, 0)
+
+
+def test_block_of_a_chat_that_a_passing_sequence_shared_last_is_still_kept() -> None:
+    pool = BlockPool(3, 4)
+    chat, title = pool.allocate(1), pool.allocate(1)
+    assert chat is not None and title is not None
+    _publish(pool, chat, A)
+    _publish(pool, title, B)
+    pool.free(chat)
+    pool.share(chat)
+    pool.free(title, keep=False)
+    pool.free(chat, keep=False)
+    pool.check([])
+    assert pool.allocate(3) == (2, 1, 0)
+
+
+def test_block_handed_out_again_forgets_that_it_was_kept() -> None:
+    pool = BlockPool(2, 4)
+    first = pool.allocate(2)
+    assert first is not None
+    _publish(pool, first, A, B)
+    pool.free(first)
+    passing, chat = pool.allocate(1), pool.allocate(1)
+    assert passing is not None and chat is not None
+    _publish(pool, passing, A)
+    _publish(pool, chat, B)
+    pool.free(chat)
+    pool.free(passing, keep=False)
+    assert pool.allocate(2) == (passing[0], chat[0])
+
+
 def test_freed_block_keeps_its_key_until_it_is_handed_out() -> None:
     pool = BlockPool(2, 4)
     held = pool.allocate(1)

@@ -17,10 +17,19 @@ import pytest
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import BadCheckpoint, BadRequest, ContextTooLong, EngineClosed, EngineDied, EngineError, OutOfMemory
+from engine.errors import (
+    BadCheckpoint,
+    BadRequest,
+    ContextTooLong,
+    EngineClosed,
+    EngineDied,
+    EngineError,
+    OutOfMemory,
+    Superseded,
+)
 from engine.messages import Abort, Shutdown, Stats, Submit, ToChild, Tokens
 from engine.process import _serve
-from engine.types import FinishReason, SamplingParams
+from engine.types import FinishReason, RequestClass, SamplingParams, Standing
 from tests.engine.fake_runner import NO_MEMORY, UNLUCKY, FakeRunner, solo_answer
 
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -93,6 +102,20 @@ async def test_refusals_of_the_engine_reach_the_caller_and_hurt_nobody_else() ->
         with pytest.raises(BadRequest, match=r"top_p is 2\.0"):
             await _answer(client, "odd", (5,), SamplingParams(top_p=2.0))
         assert len(await _answer(client, "good", (5,), SamplingParams(max_tokens=3, ignore_eos=True))) == 3
+
+
+async def test_superseded_autocomplete_ends_with_its_own_error() -> None:
+    standing = Standing(request_class=RequestClass.AUTOCOMPLETE, client_id="editor")
+    async with _client("load_slow") as client:
+        older = client.submit("older", (5, 6), ENDLESS, standing)
+        await anext(older)
+        newer = client.submit("newer", (5, 6), ENDLESS, standing)
+        await anext(newer)
+        with pytest.raises(Superseded, match="newer request of the same client"):
+            async for _ in older:
+                pass
+        await newer.aclose()
+        await _until(lambda: _is_idle(client))
 
 
 async def test_closing_the_iterator_ends_the_request() -> None:

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest, ContextTooLong, EngineError, TooManyRequests
 from engine.plan import BatchPlan, PendingStep
-from engine.types import FinishReason, SamplingParams, TokenEvent
+from engine.types import FinishReason, RequestClass, SamplingParams, Standing, TokenEvent
 from tests.engine.fake_runner import EOS, VOCAB_SIZE, FakeRunner, solo_answer
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -216,13 +216,45 @@ def test_request_id_in_use_is_refused() -> None:
 
 
 def test_full_line_refuses_one_more_until_somebody_leaves() -> None:
-    engine = _engine(FakeRunner(max_num_seqs=2), max_num_queued_seqs=1)
+    engine = _engine(FakeRunner(max_num_seqs=2), max_queued_requests=1)
     for name in "abc":
         engine.add(name, (5,), GREEDY)
     with pytest.raises(TooManyRequests, match="3 requests"):
         engine.add("d", (5,), GREEDY)
     engine.abort("b")
     engine.add("d", (5,), GREEDY)
+
+
+def test_newer_autocomplete_of_the_same_client_ends_the_older_one() -> None:
+    def standing(client_id: str, request_class: RequestClass = RequestClass.AUTOCOMPLETE) -> Standing:
+        return Standing(request_class=request_class, client_id=client_id)
+
+    engine = _engine(FakeRunner(max_num_seqs=1), max_queued_requests=4)
+    assert engine.add("typed", (5,), GREEDY, standing("editor")) == []
+    engine.step()
+    assert engine.add("other", (5,), GREEDY, standing("other")) == []
+    assert engine.add("nobody", (5,), GREEDY, standing("")) == []
+    assert engine.add("chat", (5,), GREEDY, standing("editor", RequestClass.INTERACTIVE)) == []
+    assert engine.add("nobody again", (5,), GREEDY, standing("")) == []
+    assert engine.add("typed more", (5,), GREEDY, standing("editor")) == ["typed"]
+    assert "typed" not in engine.request_ids
+    engine.check()
+
+
+def test_refused_autocomplete_ends_nothing() -> None:
+    standing = Standing(request_class=RequestClass.AUTOCOMPLETE, client_id="editor")
+    engine = _engine(FakeRunner())
+    engine.add("a", (5,), GREEDY, standing)
+    with pytest.raises(BadRequest):
+        engine.add("b", (), GREEDY, standing)
+    assert engine.request_ids == ("a",)
+
+
+def test_priority_is_refused_where_requests_are_served_by_arrival() -> None:
+    engine = _engine(FakeRunner(), scheduler_policy="fcfs")
+    with pytest.raises(BadRequest, match="priority is 3, and this engine serves by arrival"):
+        engine.add("a", (5,), GREEDY, Standing(priority=3))
+    engine.add("a", (5,), GREEDY, Standing(request_class=RequestClass.BATCH))
 
 
 def test_seeded_request_gets_the_same_tokens_in_any_company(steps_ahead: int) -> None:

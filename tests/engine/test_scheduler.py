@@ -4,7 +4,7 @@ from engine.blocks import BlockPool
 from engine.plan import BatchPlan, StepOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.types import FinishReason, SamplingParams, TokenEvent
+from engine.types import ORDINARY, FinishReason, RequestClass, SamplingParams, Standing, TokenEvent
 
 STOP_ID = 99
 
@@ -12,18 +12,34 @@ STOP_ID = 99
 class Steps:
     """A scheduler over a pool of 4-token blocks, whose steps can be played by hand."""
 
-    def __init__(self, *, num_blocks: int = 16, max_num_seqs: int = 4, budget: int = 8, lookahead: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 16,
+        max_num_seqs: int = 4,
+        budget: int = 8,
+        lookahead: int = 0,
+        policy: str = "fcfs",
+    ) -> None:
         self.pool = BlockPool(num_blocks, 4)
         self.scheduler = Scheduler(
             self.pool,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             lookahead_tokens=lookahead,
+            policy=policy,
             clock=lambda: 0.0,
         )
 
     def add(
-        self, request_id: str, prompt: tuple[int, ...], *, max_length: int = 32, needs_its_ids: bool = False
+        self,
+        request_id: str,
+        prompt: tuple[int, ...],
+        *,
+        max_length: int = 32,
+        needs_its_ids: bool = False,
+        standing: Standing = ORDINARY,
+        arrived_s: float = 0.0,
     ) -> Sequence:
         sequence = Sequence(
             request_id=request_id,
@@ -33,7 +49,8 @@ class Steps:
             params=SamplingParams(),
             stop_token_ids=frozenset({STOP_ID}),
             seed=0,
-            arrived_s=0.0,
+            arrived_s=arrived_s,
+            standing=standing,
             needs_its_ids=needs_its_ids,
         )
         self.scheduler.add(sequence)
@@ -52,6 +69,14 @@ class Steps:
 
 def _work(plan: BatchPlan) -> list[tuple[str, int, int, bool]]:
     return [(s.request_id, s.start, s.num_tokens, s.samples) for s in plan.sequences]
+
+
+def _order(plan: BatchPlan) -> list[str]:
+    return [s.request_id for s in plan.sequences]
+
+
+def _class(name: str, priority: int = 0) -> Standing:
+    return Standing(request_class=RequestClass(name), priority=priority)
 
 
 def _numbers(first: int, count: int) -> tuple[int, ...]:
@@ -393,3 +418,122 @@ def test_slot_is_held_while_a_sequence_runs_and_then_goes_to_another() -> None:
     plan, _ = steps.step()
     assert [(s.request_id, s.slot) for s in plan.sequences] == [("b", slots["b"]), ("c", slots["a"])]
     assert len({s.run_id for s in plan.sequences}) == 2
+
+
+# -- who goes first -------------------------------------------------------------------------------------------------
+
+
+def test_classes_go_in_their_order_and_those_of_one_class_by_arrival() -> None:
+    steps = Steps(policy="priority", budget=32, max_num_seqs=8)
+    for name in ("batch", "background", "autocomplete", "interactive", "interactive"):
+        steps.add(f"{name} {steps.scheduler.num_waiting}", (1, 2), standing=_class(name))
+    plan, _ = steps.step()
+    assert _order(plan) == ["interactive 3", "interactive 4", "autocomplete 2", "background 1", "batch 0"]
+
+
+def test_lower_priority_number_goes_first_however_large_they_are() -> None:
+    steps = Steps(policy="priority", budget=32, max_num_seqs=8)
+    for priority in (10**9, 1000, 0, -5, -(10**9), 999):
+        steps.add(str(priority), (1, 2), standing=_class("interactive", priority))
+    plan, _ = steps.step()
+    assert _order(plan) == [str(-(10**9)), "-5", "0", "999", "1000", str(10**9)]
+
+
+def test_by_arrival_nothing_else_counts() -> None:
+    steps = Steps(policy="fcfs", budget=32, max_num_seqs=8)
+    for name in ("batch", "background", "interactive"):
+        steps.add(name, (1, 2), standing=_class(name))
+    plan, _ = steps.step()
+    assert _order(plan) == ["batch", "background", "interactive"]
+
+
+def test_request_that_waited_long_goes_before_a_better_one_that_just_came() -> None:
+    steps = Steps(policy="priority", budget=32, max_num_seqs=8)
+    steps.add("batch", (1, 2), standing=_class("batch"), arrived_s=0.0)
+    steps.add("soon", (1, 2), arrived_s=60.0)
+    steps.add("late", (1, 2), arrived_s=100.0)
+    plan, _ = steps.step()
+    assert _order(plan) == ["soon", "batch", "late"]
+
+
+def test_no_priority_makes_a_request_wait_for_more_than_ten_minutes_of_better_ones() -> None:
+    steps = Steps(policy="priority", budget=32, max_num_seqs=8)
+    steps.add("last", (1, 2), standing=_class("batch", 10**12), arrived_s=0.0)
+    steps.add("later", (1, 2), arrived_s=601.0)
+    plan, _ = steps.step()
+    assert _order(plan) == ["last", "later"]
+
+
+def test_better_request_takes_the_seat_of_the_last_in_rank() -> None:
+    steps = Steps(policy="priority", budget=32, max_num_seqs=2)
+    steps.add("background", (1, 2), standing=_class("background"))
+    steps.add("batch", (3, 4), standing=_class("batch"))
+    steps.step()
+    steps.add("chat", (5, 6))
+    assert _order(steps.step()[0]) == ["background", "chat"]
+    assert steps.scheduler.counters.num_preemptions == 1
+    steps.scheduler.abort("chat")
+    plan, _ = steps.step()
+    assert [(s.request_id, s.sample_position) for s in plan.sequences] == [("background", 4), ("batch", 3)]
+
+
+def test_better_request_takes_the_blocks_of_the_last_in_rank() -> None:
+    steps = Steps(policy="priority", budget=32, num_blocks=4)
+    steps.add("batch", _numbers(0, 12), max_length=16, standing=_class("batch"))
+    steps.step()
+    steps.add("chat", _numbers(50, 7), max_length=16)
+    assert _order(steps.step()[0]) == ["chat"]
+    assert steps.scheduler.num_waiting == 1
+
+
+def test_equal_request_takes_nobodys_place() -> None:
+    steps = Steps(policy="priority", budget=32, max_num_seqs=1)
+    steps.add("first", (1, 2), arrived_s=0.0)
+    steps.step()
+    steps.add("second", (5, 6), arrived_s=1.0)
+    assert _order(steps.step()[0]) == ["first"]
+    assert steps.scheduler.counters.num_preemptions == 0
+
+
+def test_sequence_whose_seat_was_taken_is_not_back_before_its_last_id_is_known() -> None:
+    """The chat is so short that both would fit; what the batch request sampled is still under way."""
+    steps = Steps(policy="priority", budget=32, max_num_seqs=2)
+    steps.add("other", (7, 8))
+    batch = steps.add("batch", (1, 2), standing=_class("batch"))
+    first = steps.scheduler.plan()
+    steps.add("chat", (5, 6))
+    second = steps.scheduler.plan()
+    assert _order(second) == ["other", "chat"]
+    steps.scheduler.abort("chat")
+    assert _order(steps.scheduler.plan()) == ["other"]
+    steps.settle(first, 20, 21)
+    assert batch.token_ids == [1, 2, 21]
+
+
+def test_new_head_of_the_line_is_looked_at_though_the_one_before_lacked_blocks() -> None:
+    steps = Steps(policy="priority", budget=32, num_blocks=4)
+    steps.add("runs", _numbers(0, 7), max_length=12)
+    steps.add("large", _numbers(20, 11), max_length=16, standing=_class("background"))
+    steps.step()
+    steps.add("small", (1, 2), max_length=4)
+    assert _order(steps.step()[0]) == ["runs", "small"]
+
+
+def test_preempted_sequence_comes_back_with_room_for_twice_the_look_ahead() -> None:
+    steps = Steps(num_blocks=8, budget=64, lookahead=4)
+    steps.add("old", _numbers(0, 11), max_length=32)
+    new = steps.add("new", _numbers(50, 11), max_length=32)
+    while not new.num_preemptions:
+        steps.step()
+    assert steps.scheduler._blocks_ahead(new) == steps.pool.blocks_for(new.length + 8)
+
+
+def test_background_request_leaves_the_cache_of_a_chat_alone_while_another_victim_exists() -> None:
+    steps = Steps(num_blocks=6, budget=64)
+    steps.add("chat", _numbers(0, 8), max_length=16)
+    steps.step(STOP_ID)
+    for first in (100, 200, 300):
+        steps.add(f"title {first}", _numbers(first, 8), max_length=16, standing=_class("background"))
+        steps.step(STOP_ID)
+    assert len(steps.pool.match(_numbers(0, 8), 8).block_ids) == 2
+    assert len(steps.pool.match(_numbers(100, 8), 8).block_ids) == 0

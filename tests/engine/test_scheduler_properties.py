@@ -3,6 +3,7 @@ and every answer equals the one that its request gets alone.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -13,7 +14,7 @@ from engine.blocks import NO_PREFIX, BlockPool, PrefixId, PrefixMatch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ContextTooLong
-from engine.types import FinishReason, SamplingParams
+from engine.types import FinishReason, RequestClass, SamplingParams, Standing
 from tests.engine.fake_runner import FakeRunner, solo_answer
 
 # Few beginnings, so that prompts share prefixes; ends of one token more or less around the block borders.
@@ -23,6 +24,14 @@ prompts = st.builds(
     st.sampled_from(_BEGINNINGS),
     st.integers(0, 18),
     st.lists(st.integers(2, 5), min_size=1, max_size=2).map(tuple),
+)
+
+# Under the fcfs policy a priority is refused, so that it is left out there.
+standings = st.builds(
+    Standing,
+    request_class=st.sampled_from(RequestClass),
+    priority=st.sampled_from((0, 0, 0, -2, 1, 1000)),
+    client_id=st.sampled_from(("", "editor")),
 )
 
 
@@ -35,6 +44,7 @@ class EngineMachine(RuleBasedStateMachine):
         lookahead=st.sampled_from((0, 0, 3, 128)),
         enable_prefix_caching=st.sampled_from((True, True, True, False)),
         steps_ahead=st.sampled_from((0, 1, 1)),
+        scheduler_policy=st.sampled_from(("fcfs", "priority", "priority")),
     )
     def start(
         self,
@@ -45,6 +55,7 @@ class EngineMachine(RuleBasedStateMachine):
         lookahead: int,
         enable_prefix_caching: bool,
         steps_ahead: int,
+        scheduler_policy: str,
     ) -> None:
         runner = FakeRunner(
             num_blocks=num_blocks,
@@ -54,23 +65,36 @@ class EngineMachine(RuleBasedStateMachine):
             max_model_len=48,
             steps_ahead=steps_ahead,
         )
-        self.engine = Engine(runner, EngineConfig(model="fake", enable_prefix_caching=enable_prefix_caching))
+        config = EngineConfig(
+            model="fake", enable_prefix_caching=enable_prefix_caching, scheduler_policy=scheduler_policy
+        )
+        self.engine = Engine(runner, config)
         # A small look-ahead admits more than fits, so that sequences are preempted often.
         self.engine._scheduler._lookahead_tokens = lookahead
+        self.by_priority = scheduler_policy == "priority"
         self.wanted: dict[str, list[int]] = {}
         self.given: dict[str, list[int]] = {}
         self.prompts: list[tuple[int, ...]] = []
         self.num_added = 0
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 16), seed=st.integers(0, 3), ignore_eos=st.booleans())
-    def add(self, prompt: tuple[int, ...], max_tokens: int, seed: int, ignore_eos: bool) -> None:
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 16),
+        seed=st.integers(0, 3),
+        ignore_eos=st.booleans(),
+        standing=standings,
+    )
+    def add(self, prompt: tuple[int, ...], max_tokens: int, seed: int, ignore_eos: bool, standing: Standing) -> None:
+        standing = standing if self.by_priority else replace(standing, priority=0)
         request_id = f"r{self.num_added}"
         self.num_added += 1
         params = SamplingParams(temperature=float(seed % 2), seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
         try:
-            self.engine.add(request_id, prompt, params)
+            superseded = self.engine.add(request_id, prompt, params, standing)
         except ContextTooLong:
             return
+        for other in superseded:
+            del self.given[other]
         self.wanted[request_id] = solo_answer(
             prompt, max_tokens, seed=seed, temperature=params.temperature, ignore_eos=ignore_eos
         )
@@ -79,9 +103,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.check()
 
     @precondition(lambda self: self.prompts)
-    @rule(data=st.data(), max_tokens=st.integers(1, 16))
-    def add_again(self, data: st.DataObject, max_tokens: int) -> None:
-        self.add(data.draw(st.sampled_from(self.prompts)), max_tokens, seed=0, ignore_eos=False)
+    @rule(data=st.data(), max_tokens=st.integers(1, 16), standing=standings)
+    def add_again(self, data: st.DataObject, max_tokens: int, standing: Standing) -> None:
+        self.add(data.draw(st.sampled_from(self.prompts)), max_tokens, seed=0, ignore_eos=False, standing=standing)
 
     @rule(num_steps=st.integers(1, 6))
     def step(self, num_steps: int) -> None:
@@ -162,16 +186,18 @@ class _IgnoresTheParent(BlockPool):
 
 class _KeepsTheKeyOfABlockHandedOut(BlockPool):
     def _hand_out(self) -> int:
-        block_id, _ = self._free.popitem(last=False)
+        block_id, _ = next(free for free in self._free if free).popitem(last=False)
+        self.num_free -= 1
         self._blocks[block_id].ref_count = 1
         return block_id
 
 
 class _FreesABlockThatOthersHold(BlockPool):
-    def free(self, block_ids: Sequence[int]) -> None:
-        super().free(block_ids)
+    def free(self, block_ids: Sequence[int], *, keep: bool = True) -> None:
+        super().free(block_ids, keep=keep)
         for block_id in block_ids:
-            self._free[block_id] = None
+            if self._blocks[block_id].ref_count:
+                self._set_free(self._blocks[block_id])
 
 
 class _SharesWithoutHolding(BlockPool):
@@ -181,8 +207,8 @@ class _SharesWithoutHolding(BlockPool):
 
 
 class _ForgetsToFreeTheTail(BlockPool):
-    def free(self, block_ids: Sequence[int]) -> None:
-        super().free(block_ids[:-1])
+    def free(self, block_ids: Sequence[int], *, keep: bool = True) -> None:
+        super().free(block_ids[:-1], keep=keep)
 
 
 class _PublishesAFullBlockUnderAnotherOnesTokens(BlockPool):

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from app.api.protocol import _NOT_YET, ChatBody, CompletionBody
 from app.chat.types import ChatRequest, CompletionRequest
 from app.errors import AppError
+from engine.types import Standing
 
 USER = {"role": "user", "content": "hi"}
 
@@ -72,8 +73,14 @@ def test_temperature_zero_is_kept_and_top_p_zero_is_greedy() -> None:
     assert chat(top_k=-1)[0].sampling.top_k == 0
 
 
+def test_priority_is_that_of_every_answer_and_0_unless_given() -> None:
+    assert [request.standing for request in chat(priority=3, n=2)] == [Standing(priority=3)] * 2
+    assert chat()[0].standing == Standing()
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("temperature", -1), ("top_p", 1.5), ("n", 0), ("n", 1000), ("top_k", -2), ("seed", 2**70)]
+    ("name", "value"),
+    [("priority", 10**12), ("temperature", -1), ("top_p", 1.5), ("n", 0), ("n", 1000), ("top_k", -2), ("seed", 2**70)],
 )
 def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValidationError, match=name):

@@ -14,7 +14,7 @@ from app.chat.tokenizer import Tokenizer
 from app.chat.types import ChatDelta, ChatRequest, CompletionRequest, Message, Role, SamplingOptions
 from app.errors import AppError
 from engine.errors import ContextTooLong, EngineClosed, EngineDied, TooManyRequests
-from engine.types import FinishReason
+from engine.types import FinishReason, RequestClass, Standing
 from tests.fakes import BOS, EOS, FIM, FakeEngine, FakeModel, FakeSource, Script, byte_model_folder, ids, model_info
 
 
@@ -117,6 +117,13 @@ async def test_a_stop_string_that_is_a_control_token_becomes_a_stop_id(folder: P
     deltas = await house.complete("x", sampling={"stop": ("<|fim_middle|>", "zz")})
     assert text_of(deltas) == "mid"
     assert house.engine.submitted[0][2].stop_token_ids == (FIM,)
+
+
+async def test_standing_of_a_request_reaches_the_engine(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("a")))
+    await house.chat(standing=Standing(priority=2))
+    await house.complete("x", standing=Standing(request_class=RequestClass.BATCH))
+    assert house.engine.standings == [Standing(priority=2), Standing(request_class=RequestClass.BATCH)]
 
 
 async def test_thinking_goes_to_its_own_channel(folder: Path) -> None:

@@ -15,7 +15,7 @@ from app.models.making import Progress
 from app.models.manager import ModelManager
 from engine.config import EngineConfig
 from engine.errors import OutOfMemory
-from engine.types import EngineStats, MemoryReport, ModelInfo, SamplingParams, TokenEvent
+from engine.types import ORDINARY, EngineStats, MemoryReport, ModelInfo, SamplingParams, Standing, TokenEvent
 from tests.fakes import memory_report, model_info
 
 
@@ -30,7 +30,9 @@ class Child:
         self.is_alive = True
         self.is_closed = False
 
-    def submit(self, request_id: str, ids: tuple[int, ...], params: SamplingParams) -> AsyncIterator[TokenEvent]:
+    def submit(
+        self, request_id: str, ids: tuple[int, ...], params: SamplingParams, standing: Standing = ORDINARY
+    ) -> AsyncIterator[TokenEvent]:
         raise NotImplementedError
 
     async def close(self) -> None:
