@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from engine.plan import BatchPlan, PendingStep
+from engine.plan import BatchPlan, Grammar, PendingStep
 from engine.runner import ModelRunner
+from engine.types import GrammarSpec
 
 
 class Limits:
@@ -20,3 +21,6 @@ class Limits:
 
     def submit(self, plan: BatchPlan) -> PendingStep:
         return self._runner.submit(plan)
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        return self._runner.compile_grammar(spec)
