@@ -15,7 +15,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import BatchPlan
+from engine.plan import BatchPlan, PendingStep
 from engine.runner import load_runner
 from engine.types import SamplingParams
 from tests.checkpoints import tiny_checkpoint
@@ -47,21 +47,29 @@ class Subject:
         config = EngineConfig(model=str(folder), device="cpu", kv_gb=0.01, dtype="float32")
         self.runner = load_runner(config, lambda stage, fraction: None)
         self.fmt = fmt
-        self._logits = self.runner.logits
-        self.runner.logits = self._keep_logits  # type: ignore[method-assign]
+        self._submit, self._logits = self.runner.submit, self.runner._decoder.logits
+        self.runner.submit = self._keep_logits  # type: ignore[method-assign]
+        self.runner._decoder.logits = self._computed  # type: ignore[method-assign]
+        self._rows: list[torch.Tensor] = []
         self.answers: dict[str, Answer] = {}
 
-    def _keep_logits(self, plan: BatchPlan) -> torch.Tensor:
-        logits = self._logits(plan)
-        rows = iter(logits)
+    def _computed(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._logits(hidden)
+        self._rows += logits.clone()
+        return logits
+
+    def _keep_logits(self, plan: BatchPlan) -> PendingStep:
+        self._rows = []
+        step = self._submit(plan)
+        rows = iter(self._rows)
         for sequence in plan.sequences:
             answer = self.answers.setdefault(sequence.request_id, Answer([], [], set(), set()))
             if not answer.logits:
                 is_many = plan.num_tokens >= _ROWS_OF_OTHER_KERNELS[self.fmt]
                 answer.kernels.add((sequence.num_tokens == 1, plan.num_tokens == 1, is_many))
             if sequence.samples:
-                answer.logits.append(next(rows).clone())
-        return logits
+                answer.logits.append(next(rows))
+        return step
 
     def engine(self, steps_ahead: int, *, num_blocks: int = 64, budget: int = 512, caching: bool = True) -> Engine:
         """A new engine over a cache in which no number is left."""
