@@ -1,4 +1,4 @@
-"""A real runner one step ahead: the device feeds itself the ids that the host does not know yet. On a card, if there is."""
+"""A real runner one step ahead: the device feeds itself the ids that the host does not know yet. On a card too."""
 
 from pathlib import Path
 
