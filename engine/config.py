@@ -14,6 +14,7 @@ _DEVICES = ("auto", "cpu", "cuda")
 class EngineConfig:
     """
     model                   folder of a checkpoint (config.json, *.safetensors)
+    quantization            the format that the checkpoint must have (gptq, awq, ...); None takes what it has
     device                  auto takes the first CUDA card, else the CPU
     dtype                   arithmetic; auto is float32 on a CPU and the checkpoint's 16-bit type on a card
     max_model_len           tokens a sequence may hold; None takes the model's context, or what fits
@@ -30,6 +31,7 @@ class EngineConfig:
     """
 
     model: str
+    quantization: str | None = None
     device: str = "auto"
     dtype: str = "auto"
     max_model_len: int | None = None

@@ -179,6 +179,7 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     device = _open_device(config)
     free_at_start = device.free_bytes()
     checkpoint = open_checkpoint(Path(config.model))
+    _check_format(config, checkpoint)
     spec = checkpoint.spec
     dtype = _compute_dtype(config, spec, device)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _KV_DTYPES[config.kv_cache_dtype]
@@ -220,6 +221,15 @@ def _sampler(info: ModelInfo, device: Device) -> Sampler:
         eos_token_ids=info.eos_token_ids,
         device=device.torch,
     )
+
+
+def _check_format(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    found = checkpoint.format.name if checkpoint.format else None
+    if config.quantization not in (None, found):
+        raise BadRequest(
+            f"quantization is {config.quantization!r}, but {checkpoint.folder.name} is {found or 'not quantised'}. "
+            "Leave it out, or choose another checkpoint."
+        )
 
 
 def _model_info(

@@ -17,7 +17,7 @@ from yaml.constructor import SafeConstructor
 
 from app.errors import AppError
 
-FORMATS = ("gptq", "awq", "dense")  # what engine.quant reads
+FORMATS = ("gptq", "awq", "compressed-tensors", "dense")  # what engine.quant reads
 EMBEDDED_IDS = tuple(f"smollm2-135m-instruct{form}" for form in ("", "-dense", "-gptq", "-awq"))
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
