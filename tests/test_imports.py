@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "app.api": ("app.api", "app.chat", "app.models", "app.history", *_BELOW, *_WORDS),
     "app.ui": ("app.ui", "app.chat", "app.models", "app.history", *_BELOW),
     "app.models": ("app.models", "app.chat.types", *_BELOW, *_WORDS, "engine.client", "engine.config"),
-    "app.llm": ("app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
+    "app.llm": ("app.llm", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.server": ("app", "engine.client"),
     **{module: TORCH_FREE[:i] for i, module in enumerate(TORCH_FREE)},
     "engine": (*TORCH_FREE[: TORCH_FREE.index("engine.engine")], *_TORCH_HALF),

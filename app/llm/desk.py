@@ -12,7 +12,7 @@ from app.llm.outputs import CompletionOutput, Logprobs, RequestOutput, logprobs_
 from app.llm.params import SamplingParams
 from app.llm.terminal import Bar
 from engine.client import EngineClient
-from engine.types import FinishReason, TokenEvent
+from engine.types import FinishReason, Standing, TokenEvent
 
 _MOST_WAITING = 512  # below what an engine's waiting line takes
 
@@ -23,6 +23,7 @@ class Job:
     prompt: str | None
     token_ids: tuple[int, ...]
     params: SamplingParams
+    standing: Standing
 
 
 class Desk:
@@ -54,7 +55,7 @@ class Desk:
         params = job.params.for_engine(self._text, index)
         answer = Answer(index, job.params, self._text)
         async with self._seats:
-            events = self._engine.submit(f"{job.request_id}.{index}", job.token_ids, params)
+            events = self._engine.submit(f"{job.request_id}.{index}", job.token_ids, params, job.standing)
             async with aclosing(events):
                 async for event in events:
                     is_computed.set()

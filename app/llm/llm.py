@@ -28,7 +28,7 @@ from app.settings import load
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineDied, EngineError
-from engine.types import ModelInfo
+from engine.types import ModelInfo, Standing
 
 _log = logging.getLogger("fireside.llm")
 
@@ -60,6 +60,7 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int | None = None,
+        scheduler_policy: str = "priority",
         gpu_memory_utilization: float = 0.90,
         enable_prefix_caching: bool = True,
         tensor_parallel_size: int = 1,
@@ -83,6 +84,7 @@ class LLM:
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
+                scheduler_policy=scheduler_policy,
                 gpu_memory_utilization=gpu_memory_utilization,
                 enable_prefix_caching=enable_prefix_caching,
                 seed=seed,
@@ -131,11 +133,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         prompt: Prompt | None = None,
+        priority: Sequence[int] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue raw texts. A prompt is a text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
 
         sampling_params  one for all, or one for each; None takes the model's own defaults
+        priority         one for each prompt, lower first; needs scheduler_policy="priority"
         Returns the outputs in the order of the prompts. Raises ValueError before anything is computed if a prompt does
         not fit, AppError where the engine refuses one; then the others are given up.
         """
@@ -143,7 +147,7 @@ class LLM:
             raise ValueError("Give prompts or prompt, one of them.")
         given = as_list(prompts if prompt is None else prompt)
         prepare = [functools.partial(plain_prompt, self._text, prompt) for prompt in given]
-        return self._answer(prepare, sampling_params, use_tqdm)
+        return self._answer(prepare, sampling_params, priority, use_tqdm)
 
     @names_its_keywords
     def chat(
@@ -170,32 +174,35 @@ class LLM:
             for conversation in conversations_of(messages)
         ]
         prepare = [functools.partial(self._text.chat_prompt, request) for request in requests]
-        return self._answer(prepare, sampling_params, use_tqdm)
+        return self._answer(prepare, sampling_params, None, use_tqdm)
 
     def _answer(
         self,
         prepare: Sequence[Prepare],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         each = [params] * len(prepare) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prepare):
-            raise ValueError(f"There are {len(prepare)} prompts and {len(each)} sampling_params; give one for each.")
+        priorities = [0] * len(prepare) if priority is None else list(priority)
+        for name, values in (("sampling_params", each), ("priority", priorities)):
+            if len(values) != len(prepare):
+                raise ValueError(f"There are {len(prepare)} prompts and {len(values)} {name}; give one for each.")
         first = self._num_requests
         self._num_requests += len(prepare)
         with _explained(), Bar(len(prepare), is_shown=use_tqdm) as bar:
-            return self._loop.run(self._answer_all(first, list(zip(prepare, each, strict=True)), bar))
+            return self._loop.run(self._answer_all(first, list(zip(prepare, each, priorities, strict=True)), bar))
 
     async def _answer_all(
-        self, first: int, asked: Sequence[tuple[Prepare, SamplingParams]], bar: Bar
+        self, first: int, asked: Sequence[tuple[Prepare, SamplingParams, int]], bar: Bar
     ) -> list[RequestOutput]:
         jobs = []
-        for index, (prepare, params) in enumerate(asked):
+        for index, (prepare, params, priority) in enumerate(asked):
             room = functools.partial(check_room, self._engine.info, index, params.max_tokens or 0)
             text, token_ids = await prepare(room)
             room(len(token_ids))
-            jobs.append(Job(str(first + index), text, token_ids, params))
+            jobs.append(Job(str(first + index), text, token_ids, params, Standing(priority=priority)))
         desk = Desk(self._engine, self._text, bar)
         try:
             async with asyncio.TaskGroup() as group:

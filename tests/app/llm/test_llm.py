@@ -106,6 +106,14 @@ def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 5]
     with pytest.raises(ValueError, match="3 prompts and 2 sampling_params"):
         llm.generate(["a", "b", "c"], each)
+    with pytest.raises(ValueError, match="2 prompts and 1 priority"):
+        llm.generate(["a", "b"], GREEDY, priority=[1])
+
+
+def test_priorities_are_taken_and_outputs_keep_the_order_of_the_prompts(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    outputs = llm.generate([f"p{i}" for i in range(6)], params, priority=[3, 2, 1, 0, -1, -2], use_tqdm=False)
+    assert [output.prompt for output in outputs] == [f"p{i}" for i in range(6)]
 
 
 def test_chat_uses_the_models_template(llm: LLM) -> None:
@@ -282,6 +290,17 @@ def test_a_script_without_a_guard_is_told_and_starts_no_second_engine(tmp_path: 
     assert done.returncode != 0
     assert 'if __name__ == "__main__":' in done.stderr
     assert runs.read_text().count("run") == 2  # the script, and its engine's process reading it
+
+
+@pytest.mark.slow
+def test_the_readmes_script_runs_as_shown(tmp_path: Path, embedded_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## From Python")[1]
+    monkeypatch.setenv("FIRESIDE_HOME", str(embedded_home))
+    done = _run_script(tmp_path, section.split("```python\n")[1].split("```")[0])
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.strip().splitlines()
+    assert first.startswith("The capital of France is ->") and "Paris" in first
+    assert last.endswith(("stop", "length")) and "tokens/s" in done.stderr
 
 
 def test_a_script_with_a_guard_runs(tmp_path: Path, folder: Path) -> None:
