@@ -307,6 +307,20 @@ def test_abort_frees_the_blocks_at_once_wherever_the_sequence_is() -> None:
     assert steps.scheduler.abort("decoding") is None
 
 
+def test_abort_of_a_preempted_sequence_and_of_ones_under_way_frees_their_blocks_at_once() -> None:
+    steps = Steps(num_blocks=3, budget=16)
+    steps.add("old", _numbers(10, 7), max_length=12)
+    steps.add("preempted", (1, 2, 3), max_length=12)
+    steps.settle(steps.scheduler.plan(), 5, 6)
+    second, third = steps.scheduler.plan(), steps.scheduler.plan()
+    for request_id in ("preempted", "old"):
+        assert steps.scheduler.abort(request_id) is not None
+        steps.scheduler.check()
+    assert steps.pool.num_used == 0
+    assert steps.settle(second, 8, 9) == steps.settle(third, 8) == []
+    assert steps.scheduler.plan().sequences == ()
+
+
 def test_plan_of_an_idle_scheduler_is_empty() -> None:
     assert Steps().scheduler.plan().sequences == ()
 
