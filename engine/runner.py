@@ -274,7 +274,7 @@ def _load_decoder(
 
     builder = DecoderBuilder(spec, reader, checkpoint.format, device.torch, dtype)
     decoder = builder.build(asked_context(config, spec), on_layer)
-    unused = [name for name in reader.unused() if not name.endswith("rotary_emb.inv_freq")]
+    unused = builder.unused()
     reader.close()
     if unused:
         shown = ", ".join(unused[:5])

@@ -134,6 +134,29 @@ def _gemma3(config: ConfigReader) -> ModelSpec:
     return _gemma_model(config, layers, logit_softcap=config.get("final_logit_softcapping"))
 
 
+def _gemma3_with_images(config: ConfigReader) -> ModelSpec:
+    """The text part alone. Its config says only what differs from its class's defaults."""
+    config.ignore("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
+    outer = {key: config.get(key) for key in ("architectures", "dtype", "torch_dtype", "tie_word_embeddings")}
+    text = config.need("text_config")
+    reader = ConfigReader({**_GEMMA3_DEFAULTS, **text, **{k: v for k, v in outer.items() if v is not None}})
+    spec = _gemma3(reader)
+    reader.refuse_unread("the text part of Gemma 3")
+    return replace(spec, left_out={"vision_tower": "images", "multi_modal_projector": "images"})
+
+
+_GEMMA3_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+}
+
+
 def _gemma3_ropes(config: ConfigReader, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
     """For layers that see all, and for those with a window: `rope_parameters` by layer type, or two flat keys."""
     theta, local_theta = config.get("rope_theta") or 1_000_000.0, config.get("rope_local_base_freq") or 10_000.0
@@ -197,6 +220,7 @@ def _gemma_model(config: ConfigReader, layers: tuple[LayerSpec, ...], *, logit_s
 _ARCHITECTURES: dict[str, Callable[[ConfigReader], ModelSpec]] = {
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3_with_images,
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
     "MixtralForCausalLM": _mixtral,

@@ -13,6 +13,9 @@ from engine.quant.base import Format
 from engine.quant.linear import DenseLinear, Linear, LinearLoader, place
 from engine.weights.reader import CheckpointReader
 
+# Where the decoder's tensors lie: by itself; saved without its head (embedding models); beside a part for images.
+_ROOTS = ("model.", "", "language_model.model.", "model.language_model.")
+
 
 class DecoderBuilder:
     """Host memory holds one module at a time."""
@@ -23,13 +26,27 @@ class DecoderBuilder:
         self._spec, self._reader = spec, reader
         self._linears = LinearLoader(reader, fmt, device, dtype, spec.dtype)
         self._device, self._dtype = device, dtype
-        # Embedding models were saved without their head, and so one level higher.
-        self._root = "" if reader.has("embed_tokens.weight") else "model."
+        self._root = next((root for root in _ROOTS if reader.has(f"{root}embed_tokens.weight")), "model.")
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was done to the weights while they were read, in words, one line a kind."""
-        return self._linears.notes
+        left_out = (f"Only text: what this model has for {part} is not loaded." for part in self._left_out)
+        return (*self._linears.notes, *left_out)
+
+    @property
+    def _left_out(self) -> list[str]:
+        """Parts of the model that the checkpoint has and the spec leaves out."""
+        there = {part for name in self._reader.names if (part := self._part_left_out(name))}
+        return sorted(there)
+
+    def unused(self) -> list[str]:
+        """Tensors with no place in the model. Not those of parts left out, and no angles, which are made here."""
+        unused = self._reader.unused()
+        return [name for name in unused if not (name.endswith("rotary_emb.inv_freq") or self._part_left_out(name))]
+
+    def _part_left_out(self, name: str) -> str | None:
+        return self._spec.left_out.get(name.removeprefix("model.").partition(".")[0])
 
     def build(self, max_len: int, on_layer: Callable[[int], None]) -> Decoder:
         """`max_len` is the longest sequence; `on_layer(n)` is called after each of the spec's layers."""

@@ -3,7 +3,8 @@
 A number that differs between families is a field; a different computation is a spec type and a module of its own.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,7 @@ class ModelSpec:
     context_length      tokens that a sequence may have; what scales the angles is counted in
     dtype               of the checkpoint: float16 | bfloat16 | float32
     overflows_float16   its activations leave float16's range: bfloat16 or float32 only (Gemma)
+    left_out            what of the checkpoint is not computed, by the first word of its tensors' names: in words
     """
 
     architecture: str
@@ -163,6 +165,7 @@ class ModelSpec:
     logit_softcap: float | None = None
     overflows_float16: bool = False
     names: TensorNames = TensorNames()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kv_numbers_per_token(self) -> int:

@@ -13,7 +13,7 @@ from engine import runner as runner_module
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from tests.checkpoints import FAMILIES, tiny_checkpoint
-from tests.engine.running import edit_config, load, plan_of, prompt
+from tests.engine.running import edit_config, load, logits_in_chunks, plan_of, prompt
 
 _DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 _OVERFLOWING = ("gemma2", "gemma3")
@@ -73,6 +73,27 @@ def test_an_expert_too_many_is_named(tmp_path: Path) -> None:
     _edit_tensors(tmp_path, model__layers__0__block_sparse_moe__experts__4__w1__weight=torch.zeros(192, 64))
     with pytest.raises(BadCheckpoint, match=r"have no place in MixtralForCausalLM: .*experts\.4\.w1\.weight"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(("root", "vision"), [("language_model.model.", ""), ("model.language_model.", "model.")])
+def test_the_text_part_of_a_model_that_sees_is_loaded_alone_and_that_is_told(
+    tmp_path: Path, root: str, vision: str
+) -> None:
+    tiny_checkpoint(tmp_path / "text", "gemma3")
+    plain = load(tmp_path / "text")
+    config = json.loads((tmp_path / "text" / "config.json").read_text())
+    tensors = load_file(tmp_path / "text" / "model.safetensors")
+    seeing = tmp_path / "seeing"
+    seeing.mkdir()
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"hidden_size": 16}}
+    del config["architectures"]
+    (seeing / "config.json").write_text(json.dumps({**outer, "text_config": config}))
+    tensors = {root + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    tensors |= {f"{vision}{name}.weight": torch.ones(4) for name in ("vision_tower.head", "multi_modal_projector.norm")}
+    save_file(tensors, seeing / "model.safetensors")
+    runner = load(seeing)
+    assert torch.equal(logits_in_chunks(runner, prompt(40), 40), logits_in_chunks(plain, prompt(40), 40))
+    assert runner.memory.notes == ("Only text: what this model has for images is not loaded.",)
 
 
 def _embedding_model(folder: Path) -> PreTrainedModel:

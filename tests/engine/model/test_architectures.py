@@ -270,6 +270,39 @@ def test_gemma_3_as_it_lies_on_the_hub() -> None:
     assert spec.logit_softcap is None and spec.layers[0].attention.softcap is None
 
 
+_GEMMA3_4B = dict(
+    architectures=["Gemma3ForConditionalGeneration"],
+    boi_token_index=255999,
+    eoi_token_index=256000,
+    eos_token_id=[1, 106],
+    image_token_index=262144,
+    initializer_range=0.02,
+    mm_tokens_per_image=256,
+    model_type="gemma3",
+    text_config=dict(
+        hidden_size=2560,
+        intermediate_size=10240,
+        model_type="gemma3_text",
+        num_hidden_layers=34,
+        rope_scaling=dict(factor=8.0, rope_type="linear"),
+        sliding_window=1024,
+    ),
+    torch_dtype="bfloat16",
+    vision_config=dict(hidden_size=1152, model_type="siglip_vision_model"),
+)
+
+
+def test_the_text_part_of_gemma_3_as_it_lies_on_the_hub() -> None:
+    spec = read_spec(_GEMMA3_4B)
+    attention = spec.layers[5].attention
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.scale) == (8, 4, 256, 1 / 16)
+    assert attention.rope == RopeSpec(kind="linear", theta=1_000_000.0, rotary_dim=256, factor=8.0)
+    assert spec.layers[4].attention.rope == RopeSpec(theta=10_000.0, rotary_dim=256)
+    assert (spec.dtype, spec.vocab_size, spec.context_length) == ("bfloat16", 262208, 131072)
+    with pytest.raises(UnsupportedModel, match=r"settings that we do not know for the text part of Gemma 3.*sinks=4"):
+        read_spec({**_GEMMA3_4B, "text_config": {**_GEMMA3_4B["text_config"], "sinks": 4}})
+
+
 def test_mixtral_as_it_lies_on_the_hub() -> None:
     (ffn,) = {layer.ffn for layer in read_spec(_MIXTRAL_8X7B).layers}
     assert ffn == MoeSpec(expert=FfnSpec(intermediate_size=14336), num_experts=8, num_chosen=2, renormalise=True)
@@ -326,7 +359,7 @@ def test_a_softcap_that_gemma_3_would_ignore_is_refused() -> None:
         read_spec(_tiny("gemma3", attn_logit_softcapping=50.0))
 
 
-@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "GptOssForCausalLM", "Gemma3ForConditionalGeneration"])
+@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "GptOssForCausalLM"])
 def test_an_unknown_architecture_is_refused_with_those_that_are_known(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"{name} is not supported.*Gemma2ForCausalLM.*Qwen3MoeForCausalLM"):
         read_spec(_tiny("llama", architectures=[name]))
