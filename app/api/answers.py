@@ -4,14 +4,16 @@ Rules kept here, each of which has broken a client: every object has id, object,
 every choice has an index; the role stands in the first chunk alone; exactly one finish_reason a choice.
 """
 
+import codecs
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from app.chat.types import ChatDelta, Timings, Usage
+from app.chat.types import ChatDelta, ScoredToken, Timings, Usage
 
 
 @dataclass(slots=True)
@@ -20,6 +22,7 @@ class Answer:
 
     text: str = ""
     reasoning: str = ""
+    logprobs: list[ScoredToken] = field(default_factory=list)
     finish_reason: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
@@ -27,6 +30,7 @@ class Answer:
     def add(self, delta: ChatDelta) -> None:
         self.text += delta.text
         self.reasoning += delta.reasoning
+        self.logprobs += delta.logprobs
         if delta.finish_reason is not None:
             self.finish_reason, self.usage, self.timings = delta.finish_reason, delta.usage, delta.timings
 
@@ -59,8 +63,13 @@ class AnswerFormat(ABC):
     def _whole(self, answer: Answer) -> dict[str, Any]:
         """The part of a whole choice that carries text."""
 
+    @abstractmethod
+    def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        """Those of the next tokens of answer `index`."""
+
     def chunk(self, index: int, delta: ChatDelta) -> dict[str, Any]:
-        choice = {"index": index, **self._delta(delta), "logprobs": None, "finish_reason": delta.finish_reason}
+        logprobs = self._logprobs(index, delta.logprobs) if delta.logprobs else None
+        choice = {"index": index, **self._delta(delta), "logprobs": logprobs, "finish_reason": delta.finish_reason}
         frame = self._frame(self.chunk_object, [choice])
         if delta.timings is not None and delta.usage is not None:
             frame["timings"] = timings_block(delta.usage, delta.timings)
@@ -70,15 +79,16 @@ class AnswerFormat(ABC):
         return self._frame(self.chunk_object, []) | {"usage": self._usage(usages)}
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        choices = [
-            {"index": index, **self._whole(answer), "logprobs": None, "finish_reason": answer.finish_reason}
-            for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         usages = [answer.usage for answer in answers if answer.usage is not None]
         frame = self._frame(self.whole_object, choices) | {"usage": self._usage(usages)}
         if len(answers) == 1 and answers[0].timings is not None:
             frame["timings"] = timings_block(usages[0], answers[0].timings)
         return frame
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        logprobs = self._logprobs(index, answer.logprobs) if answer.logprobs else None
+        return {"index": index, **self._whole(answer), "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
@@ -119,11 +129,27 @@ class ChatFormat(AnswerFormat):
             message["reasoning_content"] = answer.reasoning
         return {"message": message}
 
+    def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        content = [
+            _chat_token(scored.token, scored.logprob)
+            | {"top_logprobs": [_chat_token(token, logprob) for token, logprob in scored.top]}
+            for scored in tokens
+        ]
+        return {"content": content, "refusal": None}
+
 
 class CompletionFormat(AnswerFormat):
     prefix = "cmpl"
     whole_object = "text_completion"
     chunk_object = "text_completion"
+
+    def __init__(self, model: str, choices: int) -> None:
+        super().__init__(model, choices)
+        # What an answer's tokens have spelled so far, by answer: half characters, and how many whole ones.
+        self._texts: defaultdict[int, codecs.IncrementalDecoder] = defaultdict(
+            lambda: codecs.getincrementaldecoder("utf-8")("replace")
+        )
+        self._num_chars: defaultdict[int, int] = defaultdict(int)
 
     def opening(self, index: int) -> None:
         return None
@@ -133,6 +159,37 @@ class CompletionFormat(AnswerFormat):
 
     def _whole(self, answer: Answer) -> dict[str, Any]:
         return {"text": answer.text}
+
+    def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        offsets, text = [], self._texts[index]
+        for scored in tokens:
+            offsets.append(self._num_chars[index])
+            self._num_chars[index] += len(text.decode(scored.token)) if scored.is_text else 0
+        return {
+            "tokens": [_spelled(scored.token) for scored in tokens],
+            "token_logprobs": [scored.logprob for scored in tokens],
+            "top_logprobs": [_top(scored) for scored in tokens],
+            "text_offset": offsets,
+        }
+
+
+def _chat_token(token: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": token.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(token)}
+
+
+def _spelled(token: bytes) -> str:
+    """A token that is no whole text is written byte by byte, so that two of them differ (OpenAI's own way)."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _top(scored: ScoredToken) -> dict[str, float] | None:
+    """The likeliest tokens and the one that came, which may not be among them."""
+    if scored.logprob is None:
+        return None
+    return {_spelled(token): logprob for token, logprob in (*scored.top, (scored.token, scored.logprob))}
 
 
 def timings_block(usage: Usage, timings: Timings) -> dict[str, float]:

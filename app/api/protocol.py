@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validat
 
 from app.api.body import invalid
 from app.api.errors import echo
+from app.api.grammars import FIELDS as GRAMMAR_FIELDS
+from app.api.grammars import grammar_of
 from app.chat.types import ChatRequest, CompletionRequest, Message, Role, SamplingOptions
 from app.errors import AppError
 from engine.types import Standing
@@ -18,10 +20,13 @@ from engine.types import Standing
 MAX_CHOICES = 128
 MAX_STOPS = 256
 MAX_STOP_CHARS = 4096
+MAX_LOGPROBS = 20
 _SEEDS = 2**63
 _PRIORITIES = 10**9
 
 Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -39,12 +44,25 @@ class GenerationBody(BaseModel):
     temperature: Annotated[Finite, Field(ge=0)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Finite, Field(gt=0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[int, Bias] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     seed: Annotated[int, Field(ge=-_SEEDS, lt=_SEEDS)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Stop = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-_PRIORITIES, le=_PRIORITIES)] | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -61,6 +79,16 @@ class GenerationBody(BaseModel):
         return self.n or 1
 
     @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens whose log-probabilities are asked with each token; None asks for none at all."""
+        raise NotImplementedError
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt."""
+        return None
+
+    @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -75,17 +103,29 @@ class GenerationBody(BaseModel):
 
     def sampling(self, choice: int, max_tokens: int | None) -> SamplingOptions:
         """Options of answer number `choice`. Each answer of a seeded request has its own seed, or all were the same."""
+        min_tokens = self.min_tokens or 0
+        if max_tokens is not None and min_tokens > max_tokens:
+            raise invalid("min_tokens", f"is {min_tokens}, more than the {max_tokens} that the answer may have.")
         greedy = self.top_p == 0  # the smallest set of tokens that reaches probability 0 is the likeliest one
         seed = None if self.seed is None or self.seed < 0 else (self.seed + choice) % _SEEDS
         return SamplingOptions(
             max_tokens=max_tokens,
+            min_tokens=min_tokens,
             temperature=0.0 if greedy else self.temperature,
             top_p=None if greedy else self.top_p,
             top_k=None if self.top_k is None else max(0, self.top_k),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias or {},
             seed=seed,
             stop=stop_strings(self.stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            logprobs=self.num_logprobs,
+            prompt_logprobs=self.num_prompt_logprobs,
+            grammar=grammar_of({name: getattr(self, name) for name in GRAMMAR_FIELDS}),
         )
 
 
@@ -104,6 +144,8 @@ class MessageBody(BaseModel):
 class ChatBody(GenerationBody):
     messages: Annotated[list[MessageBody], Field(min_length=1)]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
@@ -125,6 +167,12 @@ class ChatBody(GenerationBody):
             )
             for choice in range(self.num_choices)
         ]
+
+    @property
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "only allowed when `logprobs` is true.")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def _max_tokens(self) -> int | None:
         """The newer name wins; SillyTavern sends both."""
@@ -152,6 +200,22 @@ class CompletionBody(GenerationBody):
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {}}]}),
     ]
     echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _no_logprobs(cls, logprobs: Any) -> Any:
+        """Chat's way to say none."""
+        return None if logprobs is False else logprobs
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """With `echo` the prompt is part of the text."""
+        return self.logprobs if self.echo else None
 
     @field_validator("prompt")
     @classmethod
@@ -289,7 +353,6 @@ def _is_one_of(*neutral: Any) -> Callable[[Any], bool]:
     return lambda value: value in neutral
 
 
-_ZERO = _is_one_of(0)
 _ONE = _is_one_of(1)
 _OFF = _is_one_of(False)
 _EMPTY = _is_one_of([], {}, "")
@@ -300,22 +363,8 @@ _NOT_YET: dict[str, Callable[[Any], bool]] = {
     "functions": _EMPTY,
     "tool_choice": _is_one_of("none", "auto"),
     "function_call": _is_one_of("none", "auto"),
-    "response_format": _is_one_of({"type": "text"}, {}),
-    "structured_outputs": _EMPTY,
-    "guided_json": _EMPTY,
-    "guided_regex": _EMPTY,
-    "guided_choice": _EMPTY,
-    "guided_grammar": _EMPTY,
-    "logprobs": lambda value: value is False,
-    "top_logprobs": _ZERO,
     "prompt_logprobs": lambda value: value is False,
-    "logit_bias": _EMPTY,
-    "presence_penalty": _ZERO,
-    "frequency_penalty": _ZERO,
-    "repetition_penalty": _ONE,
-    "min_p": _ZERO,
     "typical_p": _ONE,
-    "min_tokens": _ZERO,
     "best_of": _ONE,
     "suffix": _EMPTY,
     "use_beam_search": _OFF,

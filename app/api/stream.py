@@ -154,7 +154,7 @@ class Merged:
             async with aclosing(self._sources[index]) as deltas:
                 async for delta in deltas:
                     self._queue.put_nowait((index, delta))
-                    if delta.text or delta.reasoning or delta.finish_reason:
+                    if not delta.is_empty:
                         ready.set()
         except Exception as error:
             self._queue.put_nowait((index, error))
@@ -178,7 +178,7 @@ async def _before_headers(merged: Merged) -> list[tuple[int, ChatDelta]]:
 async def _all(early: Sequence[tuple[int, ChatDelta]], merged: Merged) -> AsyncIterator[tuple[int, ChatDelta | None]]:
     """Every delta that says something; in a silence (0, None) each KEEP_ALIVE_S and an empty one each EMPTY_CHUNK_S."""
     for index, delta in early:
-        if _says_something(delta):
+        if not delta.is_empty:
             yield index, delta
     last_chunk = time.monotonic()
     while merged.open:
@@ -190,14 +190,10 @@ async def _all(early: Sequence[tuple[int, ChatDelta]], merged: Merged) -> AsyncI
                 continue
             index, delta = min(merged.open), ChatDelta()
         else:
-            if not _says_something(delta):
+            if delta.is_empty:
                 continue
         last_chunk = time.monotonic()
         yield index, delta
-
-
-def _says_something(delta: ChatDelta) -> bool:
-    return bool(delta.text or delta.reasoning or delta.finish_reason)
 
 
 def _head() -> Message:

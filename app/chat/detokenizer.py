@@ -12,11 +12,13 @@ from app.chat.tokenizer import Tokenizer
 class Detokenizer:
     """
     stops        strings that end the answer; they and what follows are never given out
+    min_tokens   in the text of so many first tokens no stop string is looked for
     stopped_by   the stop string that was found
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
+        self._unstoppable = min_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stops)
 
@@ -26,9 +28,11 @@ class Detokenizer:
 
     def feed(self, token_id: int) -> str:
         """The text that is certain with this token; control tokens have none."""
+        self._unstoppable -= 1
         if self._tokenizer.is_special(token_id):
             return ""
-        return self._stops.feed(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+        text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        return text if self._unstoppable >= 0 else self._stops.feed(text)
 
     def finish(self) -> str:
         """What was held back, now that nothing follows. Half a character becomes U+FFFD, as in a whole decode."""

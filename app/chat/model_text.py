@@ -83,12 +83,21 @@ class ModelText:
         stop_ids = [token_id for stop in options.stop if (token_id := self.tokenizer.special_id(stop)) is not None]
         return SamplingParams(
             max_tokens=options.max_tokens,
+            min_tokens=options.min_tokens,
             temperature=float(_first_of(options.temperature, defaults.get("temperature"), 1.0)),
             top_p=float(_first_of(options.top_p, defaults.get("top_p"), 1.0)),
             top_k=max(0, int(_first_of(options.top_k, defaults.get("top_k"), 0))),  # some files write -1 for "all"
+            min_p=float(_first_of(options.min_p, defaults.get("min_p"), 0.0)),
+            repetition_penalty=float(_first_of(options.repetition_penalty, defaults.get("repetition_penalty"), 1.0)),
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            logit_bias=options.logit_bias,
             seed=options.seed,
             stop_token_ids=(*options.stop_token_ids, *stop_ids),
             ignore_eos=options.ignore_eos,
+            logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
+            grammar=options.grammar,
         )
 
 

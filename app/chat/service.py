@@ -9,18 +9,20 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from app.chat.channels import Channels, prompt_opens_thinking, text_is_thinking
+from app.chat.channels import CLOSE, Channels, prompt_opens_thinking, text_is_thinking
 from app.chat.detokenizer import Detokenizer
 from app.chat.model_text import ModelText, ModelTexts
+from app.chat.scores import Scores
 from app.chat.types import (
     ChatDelta,
     ChatRequest,
     CompletionRequest,
     LoadedModel,
     ModelSource,
+    ScoredToken,
     Timings,
     Usage,
 )
@@ -97,13 +99,14 @@ class ChatService:
             text = await self._texts.of(model.folder)
             room = _Room(model.info, request.sampling.max_tokens, "messages")
             prompt, prompt_ids = await text.chat_prompt(request, room.admit_at_least)
-            channels = Channels(opened=_starts_thinking(request, prompt))
+            is_thinking = _starts_thinking(request, prompt)
+            channels, asked = Channels(opened=is_thinking), _after_thinking(request) if is_thinking else request
             room.admit(turn, prompt_ids)
             yield ChatDelta()
-            async with aclosing(self._answer(turn, model, text, prompt_ids, request)) as deltas:
+            async with aclosing(self._answer(turn, model, text, prompt_ids, asked)) as deltas:
                 async for delta in deltas:
                     routed = _route(channels, delta)
-                    if routed.text or routed.reasoning or routed.finish_reason:
+                    if not routed.is_empty:
                         yield routed
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[ChatDelta, None]:
@@ -129,22 +132,24 @@ class ChatService:
         request: ChatRequest | CompletionRequest,
     ) -> AsyncGenerator[ChatDelta, None]:
         """Tokens to text. Ends with exactly one delta that has a finish_reason, or raises."""
-        written = Detokenizer(text.tokenizer, request.sampling.stop)
-        params = text.sampling(request.sampling, model.sampling)
+        options = request.sampling
+        written, scores = Detokenizer(text.tokenizer, options.stop, options.min_tokens), Scores(text.tokenizer)
+        params = text.sampling(options, model.sampling)
         events = model.engine.submit(turn.request_id, prompt_ids, params, request.standing)
         async with aclosing(events):
             last = ""
             async for event in events:
                 self._count(turn, event)
+                scores.add(event, prompt_ids)
                 last = _text_of(event, written)
                 if event.finish_reason is not None or written.stopped_by is not None:
                     turn.reason = "stop" if written.stopped_by is not None else _ending(event.finish_reason)
                     break
                 if last:
-                    yield ChatDelta(text=last)
+                    yield ChatDelta(text=last, logprobs=scores.take())
             else:
                 raise AppError(500, "internal_error", "The engine ended this answer without saying why.")
-        yield _last_delta(turn, last + written.finish())
+        yield _last_delta(turn, last + written.finish(), scores.take())
 
     def _count(self, turn: TurnRecord, event: TokenEvent) -> None:
         before, is_first = turn.total_s, turn.ttft_s is None
@@ -226,6 +231,14 @@ def _starts_thinking(request: ChatRequest, prompt: str) -> bool:
     return prompt_opens_thinking(prompt)
 
 
+def _after_thinking(request: ChatRequest) -> ChatRequest:
+    """A grammar is for the answer: where the prompt has opened the thinking, that is closed first."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return request
+    return replace(request, sampling=replace(request.sampling, grammar=replace(grammar, after=CLOSE)))
+
+
 def _route(channels: Channels, delta: ChatDelta) -> ChatDelta:
     piece = channels.feed(delta.text)
     if delta.finish_reason is not None:
@@ -233,6 +246,7 @@ def _route(channels: Channels, delta: ChatDelta) -> ChatDelta:
     return ChatDelta(
         text=piece.content,
         reasoning=piece.reasoning,
+        logprobs=delta.logprobs,
         finish_reason=delta.finish_reason,
         usage=delta.usage,
         timings=delta.timings,
@@ -270,14 +284,14 @@ def _ending(reason: FinishReason | None) -> Ending:
     return "length" if reason is FinishReason.LENGTH else "stop"
 
 
-def _last_delta(turn: TurnRecord, text: str) -> ChatDelta:
+def _last_delta(turn: TurnRecord, text: str, logprobs: tuple[ScoredToken, ...]) -> ChatDelta:
     assert turn.reason in ("stop", "length")
     usage = Usage(
         prompt_tokens=turn.prompt_tokens,
         completion_tokens=turn.completion_tokens,
         cached_tokens=turn.cached_tokens,
     )
-    return ChatDelta(text=text, finish_reason=turn.reason, usage=usage, timings=_timings(turn))
+    return ChatDelta(text=text, logprobs=logprobs, finish_reason=turn.reason, usage=usage, timings=_timings(turn))
 
 
 def _timings(turn: TurnRecord) -> Timings:

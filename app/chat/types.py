@@ -3,9 +3,9 @@
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from engine.types import ORDINARY, ModelInfo, SamplingParams, Standing, TokenEvent
+from engine.types import ORDINARY, GrammarSpec, ModelInfo, SamplingParams, Standing, TokenEvent
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -22,16 +22,29 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """What the caller asked; None leaves it to the catalogue, generation_config.json, the engine's default, in turn."""
+    """What the caller asked; None leaves it to the catalogue, generation_config.json, the engine's default, in turn.
+
+    Names and meanings are those of `engine.types.SamplingParams`; `stop` are strings, looked for in the text. Neither
+    they nor stop ids end an answer before it has `min_tokens`.
+    """
 
     max_tokens: int | None = None
+    min_tokens: int = 0
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +99,40 @@ class Timings:
     predicted_per_second: float
 
 
+class ScoredToken(NamedTuple):
+    """One token with its log-probability, where that was asked.
+
+    token     UTF-8, maybe a part of a character
+    is_text   False for control tokens, which are no part of the text
+    logprob   None for the first token of a prompt, which follows nothing
+    top       the likeliest tokens at its place, likeliest first
+    """
+
+    token: bytes
+    is_text: bool
+    logprob: float | None
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDelta:
-    """A piece of the answer. Only the last one has finish_reason, usage and timings (its text may be empty)."""
+    """A piece of the answer. Only the last one has finish_reason, usage and timings (its text may be empty).
+
+    logprobs   of the tokens that came since the delta before: one for each that usage counts, the stop id included.
+               What they spell may be in a later delta, since text is held back
+    """
 
     text: str = ""
     reasoning: str = ""
+    logprobs: tuple[ScoredToken, ...] = ()
     finish_reason: Literal["stop", "length"] | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """It says nothing."""
+        return not (self.text or self.reasoning or self.logprobs or self.finish_reason)
 
 
 class EngineLike(Protocol):

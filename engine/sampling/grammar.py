@@ -52,7 +52,7 @@ class GrammarCompiler:
 
         try:
             inner = LLMatcher(vocabulary, _source(spec, vocabulary), log_level=0)
-        except (ValueError, RecursionError) as error:
+        except Exception as error:  # llguidance's converters raise plain Exception
             raise _refusal(spec, str(error)) from error
         if inner.is_error():
             raise _refusal(spec, inner.get_error())
@@ -132,7 +132,7 @@ def _vocabulary(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> 
     except ValueError as error:
         if "vocab size too small" not in str(error):
             raise
-        return LLTokenizer(text, eos_token=ends)  # names more tokens than the model has logits for
+        return LLTokenizer(text, eos_token=[*eos_token_ids])  # names more tokens than the model has logits for
 
 
 def _source(spec: GrammarSpec, vocabulary: "LLTokenizer") -> str:

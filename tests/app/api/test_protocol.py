@@ -1,5 +1,6 @@
 """app.api.protocol: what clients send, field by field, and what becomes of it."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from pydantic import ValidationError
 from app.api.protocol import _NOT_YET, ChatBody, CompletionBody
 from app.chat.types import ChatRequest, CompletionRequest
 from app.errors import AppError
-from engine.types import Standing
+from engine.types import GrammarKind, GrammarSpec, Standing
 
 USER = {"role": "user", "content": "hi"}
 
@@ -138,15 +139,8 @@ def test_extras_of_a_message_do_no_harm() -> None:
 NOT_YET = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "required"),
-    ("response_format", {"type": "json_object"}),
-    ("logprobs", True),
-    ("top_logprobs", 2),
-    ("logit_bias", {"5": 1}),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -0.5),
-    ("repetition_penalty", 1.1),
-    ("min_p", 0.05),
-    ("structured_outputs", {"json": {}}),
+    ("prompt_logprobs", 1),
+    ("typical_p", 0.5),
     ("include_stop_str_in_output", True),
 ]
 NEUTRAL = [
@@ -158,8 +152,9 @@ NEUTRAL = [
     ("logit_bias", {}),
     ("presence_penalty", 0.0),
     ("frequency_penalty", 0),
-    ("repetition_penalty", 1.0),
-    ("min_p", 0.0),
+    ("min_tokens", 0),
+    ("structured_outputs", {}),
+    ("guided_choice", []),
     ("modalities", ["text"]),
     ("no_such_field", 1),
     ("parallel_tool_calls", True),
@@ -187,9 +182,85 @@ def test_an_earlier_tool_call_is_refused_and_not_dropped() -> None:
     assert caught.value.param == "messages[1].tool_calls"
 
 
-def test_completions_logprobs_zero_asks_for_something() -> None:
-    with pytest.raises(AppError):
-        completion(logprobs=0)
+def test_sampling_fields_are_passed_on() -> None:
+    sent = {
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"5": -100, "7": 2.5},
+        "min_tokens": 3,
+    }
+    for sampling in (chat(**sent)[0].sampling, completion(**sent)[0].sampling):
+        expected = {**sent, "logit_bias": {5: -100.0, 7: 2.5}}
+        assert {name: getattr(sampling, name) for name in sent} == expected
+
+
+def test_logprobs_are_asked_in_the_words_of_each_endpoint() -> None:
+    asked = [chat(logprobs=True), chat(logprobs=True, top_logprobs=5), chat(logprobs=False), chat()]
+    assert [requests[0].sampling.logprobs for requests in asked] == [0, 5, None, None]
+    asked = [completion(logprobs=0), completion(logprobs=3), completion(logprobs=False), completion()]
+    assert [requests[0].sampling.logprobs for requests in asked] == [0, 3, None, None]
+    assert completion(logprobs=2, echo=True)[0].sampling.prompt_logprobs == 2
+    assert completion(logprobs=2)[0].sampling.prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
+        ({"guided_regex": 5}, "guided_regex"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    ],
+)
+def test_an_odd_sampling_field_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    with pytest.raises((AppError, ValidationError)) as caught:
+        chat(**body)
+    if isinstance(caught.value, AppError):
+        assert (caught.value.status, caught.value.param) == (400, param)
+    else:
+        assert caught.value.errors()[0]["loc"][0] == param
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object", ""),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            "json_schema",
+            json.dumps(SCHEMA),
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"structured_outputs": {"regex": "a+", "choice": None}}, "regex", "a+"),
+        ({"structured_outputs": {"json_object": True}}, "json_object", ""),
+        ({"guided_json": json.dumps(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
+        ({"guided_choice": ["a", "b"]}, "choice", '["a", "b"]'),
+        ({"guided_grammar": 'root ::= "a"'}, "lark", 'root ::= "a"'),
+    ],
+)
+def test_every_way_to_ask_for_a_form(body: dict[str, Any], kind: str, text: str) -> None:
+    for requests in (chat(**body), completion(**body)):
+        assert requests[0].sampling.grammar == GrammarSpec(GrammarKind(kind), text)
 
 
 def test_template_switches() -> None:
