@@ -23,6 +23,7 @@ from engine.types import (
     SamplingParams,
     Standing,
     TokenEvent,
+    TokenLogprobs,
 )
 
 BOS, EOS, FIM = 256, 257, 258
@@ -159,9 +160,24 @@ async def _events(
             num_prompt_tokens=len(prompt),
             num_cached_tokens=script.num_cached,
             times=script.times if finish is not None else None,
+            logprobs=_logprobs(token_id, params.logprobs),
+            prompt_logprobs=_prompt_logprobs(prompt, params.prompt_logprobs) if index == 0 else None,
         )
         if finish is not None:
             return
+
+
+def _logprobs(token_id: int, count: int | None) -> TokenLogprobs | None:
+    """A token's is minus its id in thousandths; the likeliest are "z", half a letter and "a"."""
+    if count is None:
+        return None
+    top = (ord("z"), 0xC3, ord("a"))[:count]
+    return TokenLogprobs(-token_id / 1000, top, (-0.01, -0.02, -0.03)[:count])
+
+
+def _prompt_logprobs(prompt: tuple[int, ...], count: int | None) -> tuple[TokenLogprobs, ...] | None:
+    scored = (_logprobs(token_id, count) for token_id in prompt[1:])
+    return None if count is None else tuple(entry for entry in scored if entry is not None)
 
 
 def model_info(**changes: Any) -> ModelInfo:

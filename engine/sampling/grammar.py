@@ -92,8 +92,8 @@ class GrammarMasks:
 
         return LLExecutor()
 
-    def apply(self, logits: torch.Tensor, rows: Sequence[int], grammars: Sequence[Grammar | None]) -> None:
-        """Set to -inf, in place, what the grammar of each of these rows of `logits` [all rows, vocab] excludes.
+    def apply(self, logits: torch.Tensor, rows: torch.Tensor, grammars: Sequence[Grammar | None]) -> None:
+        """Set to -inf, in place, what the grammars of these rows [n] int64 of `logits` [all rows, vocab] exclude.
 
         The masks are computed on the host, on several cores, while a card still computes the logits.
         """
@@ -108,7 +108,7 @@ class GrammarMasks:
         if len(rows) == len(logits):
             logits.add_(masks)
         else:
-            logits.index_add_(0, torch.tensor(rows, device=self._device), masks)
+            logits.index_add_(0, rows, masks)
 
 
 def _make_vocabulary(

@@ -34,6 +34,7 @@ def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> Lo
     """logits [rows, vocab] fp32, token_ids [rows] int64."""
     log_total = torch.logsumexp(logits, dim=-1, keepdim=True)
     chosen = logits.gather(1, token_ids.unsqueeze(1)) - log_total
+    count = min(count, logits.shape[1])
     values, ids = likeliest(logits, count) if count else (logits[:, :0], token_ids.new_empty(len(logits), 0))
     return Logprobs(chosen.squeeze(1), ids, values - log_total)
 

@@ -29,6 +29,14 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
+class Members:
+    """Some rows of a batch, on the host and as an index [n] int64 on the device: to send them there takes a wait."""
+
+    rows: tuple[int, ...]
+    index: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Parameters:
     """
     num_rows     of the batch
@@ -39,7 +47,8 @@ class Parameters:
     bans         tokens that may not come before position `values`
     allowed      rows, and what is added to their logits: 0 to the tokens that may come, -inf to others [n, vocab]
     grammars     rows with a grammar
-    logprobs     rows whose log-probabilities are asked, and of how many likeliest tokens each
+    logprobs     rows whose log-probabilities are asked
+    logprob_counts  of how many likeliest tokens each of those
     """
 
     num_rows: int
@@ -52,8 +61,9 @@ class Parameters:
     bias: Entries | None
     bans: Entries | None
     allowed: tuple[torch.Tensor, torch.Tensor] | None
-    grammars: tuple[int, ...]
-    logprobs: tuple[tuple[int, ...], tuple[int, ...]]
+    grammars: Members | None
+    logprobs: Members | None
+    logprob_counts: tuple[int, ...]
 
 
 def parameters_of(
@@ -73,8 +83,9 @@ def parameters_of(
         bias=make.bias(),
         bans=make.bans(),
         allowed=make.allowed(make.where(lambda params: bool(params.allowed_token_ids))),
-        grammars=tuple(make.where(lambda params: params.grammar is not None)),
-        logprobs=(tuple(with_logprobs), tuple(rows[i].params.logprobs or 0 for i in with_logprobs)),
+        grammars=make.members(make.where(lambda params: params.grammar is not None)),
+        logprobs=make.members(with_logprobs),
+        logprob_counts=tuple(rows[i].params.logprobs or 0 for i in with_logprobs),
     )
 
 
@@ -117,6 +128,9 @@ class _Maker:
 
     def index(self, members: list[int]) -> torch.Tensor | None:
         return self.ints(members) if members else None
+
+    def members(self, members: list[int]) -> Members | None:
+        return Members(tuple(members), self.ints(members)) if members else None
 
     def temperature(self) -> torch.Tensor | None:
         values = [1.0 if _is_greedy(params) else params.temperature for params in self._params]

@@ -24,18 +24,21 @@ from engine.types import TokenLogprobs
 class Sampled:
     """
     token_ids  [rows] int64
-    asked      rows whose log-probabilities are asked, and of how many likeliest tokens each
-    logprobs   of those rows; None if there are none
+    logprobs   of the rows that ask; None if there are none
+    rows       these
+    counts     of how many likeliest tokens each
     """
 
     token_ids: torch.Tensor
-    asked: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     logprobs: Logprobs | None = None
+    rows: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
 
     def logprobs_by_row(self) -> dict[int, TokenLogprobs]:
         """On the host."""
-        rows, counts = self.asked
-        return {} if self.logprobs is None else dict(zip(rows, self.logprobs.by_token(counts), strict=True))
+        if self.logprobs is None:
+            return {}
+        return dict(zip(self.rows, self.logprobs.by_token(self.counts), strict=True))
 
 
 class Sampler:
@@ -62,16 +65,16 @@ class Sampler:
         """logits [rows, vocab] fp32, contiguous; they are overwritten. `rows` is not empty."""
         parameters = self._parameters_of(rows)
         positions = on_device([row.sample_position for row in rows], torch.int64, self._device)
-        asked, counts = parameters.logprobs
-        raw = logits[list(asked)] if asked else None
+        asked, counts = parameters.logprobs, parameters.logprob_counts
+        raw = None if asked is None else logits[asked.index]
         self._adjust(logits, parameters, rows, positions)
         token_ids = _choose(logits, parameters, positions)
         if parameters.penalties is not None:
             members = parameters.penalties.rows
             self._token_ids[parameters.penalties.slots, positions[members]] = token_ids[members].int()
-        if raw is None:
+        if asked is None or raw is None:
             return Sampled(token_ids)
-        return Sampled(token_ids, parameters.logprobs, logprobs_of(raw, token_ids[list(asked)], max(counts)))
+        return Sampled(token_ids, logprobs_of(raw, token_ids[asked.index], max(counts)), asked.rows, counts)
 
     def _parameters_of(self, rows: Sequence[ScheduledSequence]) -> Parameters:
         runs = tuple([row.run_id for row in rows])
@@ -109,8 +112,9 @@ class Sampler:
             _ban(logits, parameters.bans, positions)
         if parameters.allowed is not None:
             logits.index_add_(0, *parameters.allowed)
-        if parameters.grammars:
-            self._masks.apply(logits, parameters.grammars, [rows[i].grammar for i in parameters.grammars])
+        if parameters.grammars is not None:
+            members = parameters.grammars
+            self._masks.apply(logits, members.index, [rows[i].grammar for i in members.rows])
         if parameters.temperature is not None:
             logits.div_(parameters.temperature)
 

@@ -225,7 +225,7 @@ def test_logits_and_vocabulary_may_differ_in_size(tmp_path: Path, vocab_size: in
     ]
     matchers[2].accept(ord("a"))
     logits = torch.zeros(4, vocab_size)
-    GrammarMasks(torch.device("cpu")).apply(logits, (0, 2, 3), matchers)
+    GrammarMasks(torch.device("cpu")).apply(logits, torch.tensor([0, 2, 3]), matchers)
     possible = [row.isfinite().nonzero().squeeze(1).tolist() for row in logits]
     end = [EOS] if vocab_size > EOS else []
     assert possible == [[97, 98], list(range(vocab_size)), [99, *end], end]

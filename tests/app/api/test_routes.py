@@ -11,8 +11,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.errors import EngineClosed, EngineDied, TooManyRequests
-from engine.types import EngineStats
+from engine.errors import BadRequest, EngineClosed, EngineDied, TooManyRequests
+from engine.types import EngineStats, FinishReason, GrammarKind, GrammarSpec
 from tests.app.api.house import USER, House
 from tests.fakes import EOS, FakeHealth, Script, byte_model_folder, ids
 
@@ -411,3 +411,92 @@ async def test_the_schema_of_every_body_stands_alone(house: House) -> None:
         body = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert "stream_options" in body["properties"]
         assert "$ref" not in json.dumps(body)
+
+
+# Log-probabilities
+
+
+@pytest.fixture
+def half_letters(folder: Path) -> House:
+    """Its answer is "é!" and an end id; "é" comes in two tokens."""
+    return House(folder, Script(token_ids=ids("é!")))
+
+
+async def test_chat_logprobs_whole_and_streamed_have_an_entry_for_each_token(half_letters: House) -> None:
+    body = (await half_letters.chat(logprobs=True, top_logprobs=2)).json()
+    logprobs = body["choices"][0]["logprobs"]
+    assert set(logprobs) == {"content", "refusal"}
+    assert len(logprobs["content"]) == body["usage"]["completion_tokens"] == 4
+    first, *_, mark, end = logprobs["content"]
+    assert (first["token"], first["bytes"], first["logprob"]) == ("\ufffd", [0xC3], -0.195)
+    assert (mark["token"], mark["bytes"], end["token"]) == ("!", [0x21], "<|im_end|>")
+    assert mark["top_logprobs"] == [
+        {"token": "z", "logprob": -0.01, "bytes": [122]},
+        {"token": "\ufffd", "logprob": -0.02, "bytes": [0xC3]},
+    ]
+    *chunks, _ = events(await half_letters.chat(logprobs=True, top_logprobs=2, stream=True))
+    choices = [chunk["choices"][0] for chunk in chunks]
+    streamed = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    assert streamed == logprobs["content"]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "é!"
+
+
+async def test_logprobs_are_null_unless_asked(half_letters: House) -> None:
+    assert (await half_letters.chat()).json()["choices"][0]["logprobs"] is None
+    assert (await half_letters.complete()).json()["choices"][0]["logprobs"] is None
+
+
+async def test_completion_logprobs_of_an_echoed_prompt_begin_with_null(half_letters: House) -> None:
+    asked = {"prompt": "aü", "echo": True, "logprobs": 1, "max_tokens": 3}
+    choice = (await half_letters.complete(**asked)).json()["choices"][0]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "aüé!"
+    assert logprobs["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xbc", "bytes:\\xc3", "bytes:\\xa9", "!"]
+    assert logprobs["token_logprobs"] == [None, -0.195, -0.188, -0.195, -0.169, -0.033]
+    assert logprobs["top_logprobs"][0] is None
+    assert logprobs["top_logprobs"][-1] == {"z": -0.01, "!": -0.033}
+    assert logprobs["text_offset"] == [0, 1, 1, 2, 2, 3]
+    *chunks, _ = events(await half_letters.complete(**asked, stream=True))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert {name: [item for part in parts for item in part[name]] for name in logprobs} == logprobs
+
+
+async def test_logprobs_up_to_a_stop_string_are_those_of_the_tokens_that_usage_counts(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("one END two")))
+    body = (await house.complete(stop=" END", logprobs=0)).json()
+    choice = body["choices"][0]
+    assert choice["text"] == "one"
+    assert choice["logprobs"]["tokens"] == list("one END")
+    assert body["usage"]["completion_tokens"] == 7
+    assert choice["logprobs"]["top_logprobs"][0] == {"o": -0.111}
+
+
+async def test_stop_strings_wait_for_min_tokens(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("a.b.c.d")))
+    assert (await house.complete(stop=".", min_tokens=4)).json()["choices"][0]["text"] == "a.b.c"
+
+
+# Answers of a given form
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_cannot_be_served_is_a_400_streamed_or_not(folder: Path, stream: bool) -> None:
+    house = House(folder, Script(token_ids=ids("x"), error=BadRequest('Unimplemented keys: ["not"]')))
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    error = error_of(await house.chat(response_format=form, stream=stream), 400)
+    assert "not" in error["message"] and error["type"] == "invalid_request_error"
+
+
+async def test_a_complete_grammar_is_a_stop_and_its_last_token_is_text(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids('{"a":1}'), finish=FinishReason.GRAMMAR))
+    choice = (await house.chat(response_format={"type": "json_object"})).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('{"a":1}', "stop")
+    assert house.engine.submitted[0][2].grammar == GrammarSpec(GrammarKind.JSON_OBJECT)
+
+
+async def test_a_grammar_begins_after_the_thinking_that_the_prompt_has_opened(tmp_path: Path) -> None:
+    opened = byte_model_folder(tmp_path, chat_template="{{ messages[0].content }}<think>\n")
+    house = House(opened, Script(token_ids=ids('hm</think>{"a":1}'), finish=FinishReason.GRAMMAR))
+    message = (await house.chat(response_format={"type": "json_object"})).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", '{"a":1}')
+    assert house.engine.submitted[0][2].grammar == GrammarSpec(GrammarKind.JSON_OBJECT, after="</think>")
