@@ -1,16 +1,17 @@
 """top_k, top_p and min_p: a draw among the likeliest tokens only.
 
 What is kept is found among the first 80 tokens, nearly always; a row whose own logits are too flat for that is looked
-at again with 1,024 and then with all. So the vocabulary is sorted for almost nobody.
+at again with 1,024, with 16,384 and at last with all. So the vocabulary is sorted for almost nobody.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from engine.sampling.vocabulary import first_past, likeliest
+from engine.sampling.vocabulary import draw, first_past, likeliest
 
-_WIDTHS = (80, 1024)
+_WIDTHS = (80, 1024, 16_384)
+_FEW = 1024  # to put so many tokens in the order of their ids is quicker than to go through the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,23 @@ def _draw_among(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids, and whether all that a row keeps was among its `width` likeliest."""
     values, ids = likeliest(logits, width)
-    weights, is_sure = _kept(values, limits, total, logits.shape[1])
+    last, is_sure = _last_kept(values, limits, total, logits.shape[1])
+    first = values[:, :1]
+    if width > _FEW:
+        return draw((logits - first).exp_().mul_(logits >= last), uniform), is_sure
     ids, order = ids.sort(dim=-1)
-    index, _ = first_past(weights.gather(1, order), uniform)
+    values = values.gather(1, order)
+    index, _ = first_past((values - first).exp().where(values >= last, 0.0), uniform)
     return ids.gather(1, index.unsqueeze(1)).squeeze(1), is_sure
 
 
-def _kept(
+def _last_kept(
     values: torch.Tensor, limits: Truncation, total: torch.Tensor | None, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of the likeliest tokens (values [rows, width], largest first), 0 for those that a limit excludes."""
+    """The smallest logit that no limit excludes [rows, 1], and whether the row's `width` likeliest were enough to tell.
+
+    values [rows, width], largest first
+    """
     width, first = values.shape[1], values[:, :1]
     kth = values.gather(1, (limits.top_k - 1).clamp(max=width - 1))
     floor = torch.maximum(kth.where(limits.top_k <= width, float("-inf")), first + limits.log_min_p)
@@ -88,7 +96,7 @@ def _kept(
     before = weights.cumsum(dim=-1) - weights
     in_nucleus = (before < limits.top_p * mass) | (limits.top_p >= 1.0)
     last = values.where(in_nucleus, float("inf")).amin(dim=-1, keepdim=True)
-    return weights.where(values >= last, 0.0), is_sure.squeeze(1)
+    return torch.maximum(last, floor), is_sure.squeeze(1)
 
 
 def _total(logits: torch.Tensor) -> torch.Tensor:
