@@ -91,7 +91,7 @@ def test_a_fault_inside_the_compiler_is_that_requests_alone() -> None:
 
 def test_a_request_that_waits_for_its_grammar_can_be_aborted_and_counts_as_in_flight() -> None:
     runner = FakeRunner(max_num_seqs=1)
-    engine = _engine(runner, max_num_queued_seqs=1)
+    engine = _engine(runner, max_queued_requests=1)
     engine.add("a", (2, 3), _with_grammar("wait"))
     engine.add("b", (2, 3), _with_grammar("wait"))
     with pytest.raises(BadRequest, match="in use"):
