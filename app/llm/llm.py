@@ -229,7 +229,7 @@ def _explained() -> Iterator[None]:
     except EngineDied as error:
         refusal = AppError(503, error.code, error.message)
         refusal.add_note(f"Make a new LLM. If it ended while it started:\n{_GUARD}")
-        raise refusal from error
+        raise refusal from None
     except (AppError, EngineError) as error:
         refusal = error if isinstance(error, AppError) else from_engine_error(error)
         if refusal.hint:
