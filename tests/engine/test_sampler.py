@@ -222,6 +222,15 @@ def test_a_seeded_draw_is_the_same_alone_and_in_a_batch_of_32() -> None:
     assert together.tolist() == [int(_sample(logits[i : i + 1], rows[i : i + 1])) for i in range(32)]
 
 
+def test_a_limited_row_keeps_the_same_tokens_beside_one_without_a_limit() -> None:
+    """The other's company has the whole mass computed, which says nothing of what top_k leaves."""
+    logits = (torch.randn(5000, generator=torch.Generator().manual_seed(3)) * 2.5).repeat(300, 1)
+    limited = _seeded(_row(top_k=300, top_p=0.9), 300)
+    alone = _sample(logits, limited)
+    mixed = _sample(torch.cat([logits, logits[:1]]), [*limited, _row(top_p=0.9)])
+    assert torch.equal(mixed[:-1], alone)
+
+
 def test_penalties_follow_the_tokens_that_are_sampled_without_being_told() -> None:
     """As when steps are submitted ahead: the host's list is read once, the rest is kept where the ids are."""
     sampler, logits = _sampler(3, 50), torch.zeros(1, 50)
@@ -240,8 +249,8 @@ def test_another_run_in_the_same_slot_begins_with_its_own_tokens() -> None:
     assert int(sampler.sample(logits.clone(), [row]).token_ids) == 0
     resumed = row._replace(run_id=7, sample_position=3, known_token_ids=[1, 2, 0])
     assert int(sampler.sample(logits.clone(), [resumed]).token_ids) == 1
-    fresh = row._replace(run_id=8)
-    assert int(sampler.sample(logits.clone(), [fresh]).token_ids) == 0
+    other = row._replace(run_id=8, sample_position=3, num_prompt_tokens=1, known_token_ids=[5, 0, 1])
+    assert int(sampler.sample(logits.clone(), [other]).token_ids) == 2
 
 
 def test_a_row_that_sits_out_a_step_keeps_its_tokens() -> None:
