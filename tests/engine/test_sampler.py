@@ -224,8 +224,8 @@ def test_a_seeded_draw_is_the_same_alone_and_in_a_batch_of_32() -> None:
 
 def test_a_limited_row_keeps_the_same_tokens_beside_one_without_a_limit() -> None:
     """The other's company has the whole mass computed, which says nothing of what top_k leaves."""
-    logits = (torch.randn(5000, generator=torch.Generator().manual_seed(3)) * 2.5).repeat(300, 1)
-    limited = _seeded(_row(top_k=300, top_p=0.9), 300)
+    logits = (torch.randn(2000, generator=torch.Generator().manual_seed(3)) * 3).repeat(1000, 1)
+    limited = _seeded(_row(top_k=85, top_p=0.7), 1000)
     alone = _sample(logits, limited)
     mixed = _sample(torch.cat([logits, logits[:1]]), [*limited, _row(top_p=0.9)])
     assert torch.equal(mixed[:-1], alone)
