@@ -5,12 +5,11 @@ REFERENCE=1 in the environment takes the reference everywhere (read once, at imp
 """
 
 import os
-from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 
 from kernels import reference
+from kernels.cpu import activation as cpu_activation
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import dense as cpu_dense
 from kernels.cpu import gemm as cpu_gemm
@@ -19,11 +18,6 @@ from kernels.cpu import rope as cpu_rope
 from kernels.w4 import W4Weight
 
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
-
-# Rows from which expanding (4 bits) or widening (16 bits) the whole weight once and one dense product beat the kernels
-# that do it as they go (python -m kernels.bench).
-_W4_DENSE_FROM_ROWS, _16_BIT_DENSE_FROM_ROWS = 96, 48
-
 
 def _on_cpu(x: torch.Tensor) -> bool:
     """Whether the fp32 CPU kernels can take it."""
@@ -65,8 +59,7 @@ def rope_write_kv(
     k_cache       [blocks, kv_heads, block_size, head_dim], v_cache the same
     slot_mapping  [tokens] int64, block * block_size + offset in the block
     """
-    is_whole_head = 2 * cos_sin.shape[-1] == heads.shape[-1]
-    kernel = cpu_rope if _on_cpu(heads) and _on_cpu(k_cache) and is_whole_head else reference
+    kernel = cpu_rope if _on_cpu(heads) and _on_cpu(k_cache) else reference
     kernel.rope_write_kv(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping)
 
 
@@ -97,52 +90,17 @@ def paged_attention(
     """
     if q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads over {k_cache.shape[1]} KV heads")
-    if not (_on_cpu(q) and _on_cpu(k_cache)) or softcap is not None:
-        return reference.paged_attention(
-            q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale, window=window, softcap=softcap
-        )
-    return _cpu_attention(q.contiguous(), k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale, window)
-
-
-def _cpu_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
-    """Decoding sequences (one query) through the kernel as long as no window cuts them, the others through torch.
-
-    Each sequence's own numbers choose, so that its result does not depend on its company.
-    """
-    bounds, lengths = list(pairwise(cu_seqlens_q.tolist())), seq_lens.tolist()
-    one = [s for s, (first, last) in enumerate(bounds) if last - first == 1 and lengths[s] <= (window or lengths[s])]
-    if len(one) == len(bounds):
-        return cpu_attention.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
-    out = torch.empty_like(q)
-    if one:
-        rows = [bounds[s][0] for s in one]
-        out[rows] = cpu_attention.decode_attention(q[rows], k_cache, v_cache, block_table[one], seq_lens[one], scale)
-    for s in sorted(set(range(len(bounds))) - set(one)):
-        first, last = bounds[s]
-        out[first:last] = reference.paged_attention(
-            q[first:last],
-            k_cache,
-            v_cache,
-            block_table[s : s + 1],
-            seq_lens[s : s + 1],
-            torch.tensor([0, last - first]),
-            scale=scale,
-            window=window,
-        )
-    return out
+    if _on_cpu(q) and _on_cpu(k_cache) and softcap is None and cpu_attention.fits(k_cache):
+        return cpu_attention.paged_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale, window)
+    return reference.paged_attention(
+        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale, window=window, softcap=softcap
+    )
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """SwiGLU's middle: [tokens, 2 * n], gate first -> silu(gate) * up, [tokens, n]."""
+    if _on_cpu(gate_up):
+        return cpu_activation.silu_mul(gate_up.contiguous())
     return reference.silu_mul(gate_up)
 
 
@@ -158,11 +116,9 @@ def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
     """
     if x.shape[-1] != weight.num_inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, the weight takes {weight.num_inputs}")
-    if not (_on_cpu(x) and cpu_gemm.fits(weight)):
-        return reference.w4_linear(x, weight)
-    if x.shape[0] < _W4_DENSE_FROM_ROWS:
+    if _on_cpu(x) and cpu_gemm.fits(weight):
         return cpu_gemm.w4_linear(x.contiguous(), weight)
-    return (x @ cpu_gemm.dequantize(weight))[:, : weight.num_outputs]
+    return reference.w4_linear(x, weight)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -170,9 +126,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
     A weight in 16 bits under fp32 activations is widened as it is read; it loses nothing by that.
     """
-    if weight.dtype == x.dtype:
-        return F.linear(x, weight, bias)
-    if _on_cpu(x) and x.shape[0] < _16_BIT_DENSE_FROM_ROWS:
+    if _on_cpu(x):
         y = cpu_dense.linear(x.contiguous(), weight)
         return y if bias is None else y + bias
     return reference.linear(x, weight, bias)

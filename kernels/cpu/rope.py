@@ -30,11 +30,11 @@ def rope_write_kv(
 @kernel(F32_3D, int64, I64_1D, F32_3D, F32_4D, F32_4D, I64_1D)
 def _rope_write_kv(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping):
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
-    half = heads.shape[2] // 2
+    half = cos_sin.shape[2]
     for t in range(heads.shape[0]):
         cos, sin = cos_sin[positions[t], 0], cos_sin[positions[t], 1]
         for h in range(num_heads + num_kv_heads):
-            first, second = heads[t, h, :half], heads[t, h, half:]
+            first, second = heads[t, h, :half], heads[t, h, half : 2 * half]
             for i in range(half):
                 a, b = first[i], second[i]
                 first[i] = a * cos[i] - b * sin[i]

@@ -40,7 +40,7 @@ def test_packed_product_equals_the_dense_one(k: int, n: int, group: int, rows: i
 
 
 def test_packed_product_with_groups_that_the_kernel_cannot_take_runs_on_the_reference() -> None:
-    weight, dense = _weight(24, 5, group=8)
+    weight, dense = _weight(24, 5, group=3)
     assert not gemm.fits(weight)
     x = torch.randn(3, 24)
     assert _relative_error(ops.w4_linear(x, weight).double(), x.double() @ dense.T) < _TOLERANCE
@@ -52,7 +52,6 @@ def test_packing_keeps_every_code_and_dequantising_is_exact(n: int) -> None:
     weight = pack_w4(codes, torch.ones(2, n), torch.zeros(2, n))
     assert torch.equal(weight.codes()[:, :n], codes)
     assert torch.equal(reference.dequantize_w4(weight, torch.float32), codes.T.float())
-    assert torch.equal(gemm.dequantize(weight)[:, :n], codes.float())
 
 
 def test_one_wrong_nibble_moves_its_output() -> None:
