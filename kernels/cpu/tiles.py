@@ -19,6 +19,10 @@ from numba.extending import intrinsic
 
 LANES = 16
 
+# Bytes ahead of their use at which weights are asked for. The processor's own prefetcher stops at every page of 4 KiB:
+# with these a product of one row took 0.5 to 0.7 of the time (Sapphire Rapids, weights of 136 MB, 2026-11-30).
+_CODES_AHEAD, _SCALES_AHEAD, _DENSE_AHEAD = 8192, 4096, 16384
+
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS, _BYTES, _INTS = (ir.VectorType(item, LANES) for item in (_F32, ir.IntType(8), _I32))
 _CONTRACT = ("contract",)  # product and sum may become one FMA
@@ -98,6 +102,16 @@ class _View:
 
     def store(self, row: ir.Value | int, column: ir.Value | int, value: ir.Value) -> None:
         self._builder.store(value, self._pointer(row, column, value.type), align=self._item_bytes)
+
+    def prefetch(self, row: ir.Value | int, column: ir.Value | int, ahead: int) -> None:
+        """Fetch the line that lies `ahead` bytes after a row's begin into the second cache."""
+        builder = self._builder
+        i8 = ir.IntType(8).as_pointer()
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [i8], ir.FunctionType(ir.VoidType(), [i8, _I32, _I32, _I32])
+        )
+        place = builder.gep(self._pointer(row, column, ir.IntType(8)), [_index(ahead)])
+        builder.call(function, [place, *(ir.Constant(_I32, n) for n in (0, 2, 1))])
 
     def _pointer(self, row: ir.Value | int, column: ir.Value | int, what: ir.Type) -> ir.Value:
         builder = self._builder
@@ -204,11 +218,15 @@ def _expanded(
     nibble, four = (ir.Constant(_INTS, [number] * LANES) for number in (15, 4))
     pairs = builder.udiv(codes.num_rows, scales.num_rows)
     with code.loop(scales.num_rows) as group:
+        for v in range(vectors):
+            scales.prefetch(group, v * LANES, _SCALES_AHEAD)
+            offsets.prefetch(group, v * LANES, _SCALES_AHEAD)
         factors = [scales.load(group, v * LANES, _FLOATS) for v in range(vectors)]
         terms = [offsets.load(group, v * LANES, _FLOATS) for v in range(vectors)]
         first = builder.mul(group, pairs)
         with code.loop(pairs) as index:
             pair = builder.add(first, index)
+            codes.prefetch(pair, 0, _CODES_AHEAD)
             both = [builder.zext(codes.load(pair, v * LANES, _BYTES), _INTS) for v in range(vectors)]
             for i in range(2):
                 half = [builder.lshr(byte, four) if i else builder.and_(byte, nibble) for byte in both]
@@ -254,6 +272,8 @@ def dot_products(rows: int, outputs: int) -> Tile:
 def _add_dots(code: _Code, inputs: "_View", weights: "_View", k: ir.Value, sums: _Variables, what: ir.Type) -> None:
     """sums[r, j] += x[r, k] * w[j, k], `what` numbers from k on."""
     rows, outputs = (last + 1 for last in max(sums))
+    for j in range(outputs):
+        weights.prefetch(j, k, _DENSE_AHEAD)
     w_k = [weights.load_widened(j, k, what) for j in range(outputs)]
     for r in range(rows):
         x_k = inputs.load(r, k, what)

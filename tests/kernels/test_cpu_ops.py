@@ -100,6 +100,15 @@ def test_packing_refuses_scales_of_other_shapes() -> None:
         pack_w4(torch.zeros(32, 8, dtype=torch.uint8), torch.ones(3, 8), torch.ones(3, 8))
 
 
+@pytest.mark.parametrize("tokens", [1, 16, 63])
+@pytest.mark.parametrize("width", [1, 16, 1537])
+def test_silu_mul_equals_the_exact_one(tokens: int, width: int) -> None:
+    gate_up = torch.randn(tokens, 2 * width) * 20
+    gate_up[0, 0] = -80.0
+    gate, up = gate_up.double().chunk(2, dim=1)
+    assert _relative_error(ops.silu_mul(gate_up).double(), gate * gate.sigmoid() * up) < _TOLERANCE
+
+
 @pytest.mark.parametrize("tokens", [1, 63])
 @pytest.mark.parametrize("width", [8, 257])
 def test_add_rms_norm_equals_the_reference(tokens: int, width: int) -> None:
@@ -110,12 +119,15 @@ def test_add_rms_norm_equals_the_reference(tokens: int, width: int) -> None:
     assert torch.equal(ours_residual, their_residual)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 80), (1, 1, 2)])
-def test_rotation_and_kv_write_equal_the_reference(heads: int, kv_heads: int, head_dim: int) -> None:
+@pytest.mark.parametrize("rotated_part", [1, 2])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 80), (1, 1, 4)])
+def test_rotation_and_kv_write_equal_the_reference(
+    heads: int, kv_heads: int, head_dim: int, rotated_part: int
+) -> None:
     tokens = torch.randn(7, heads + 2 * kv_heads, head_dim)
     positions = torch.tensor([0, 5, 6, 7, 30, 31, 2])
     slots = torch.tensor([3, 0, 63, 31, 32, 17, 16])
-    cos_sin = torch.randn(32, 2, head_dim // 2)
+    cos_sin = torch.randn(32, 2, head_dim // 2 // rotated_part)
     results = []
     for rope_write_kv in (ops.rope_write_kv, reference.rope_write_kv):
         rotated, k_cache = tokens.clone(), torch.full((4, kv_heads, 16, head_dim), 7.0)
@@ -129,7 +141,10 @@ def test_rotation_and_kv_write_equal_the_reference(heads: int, kv_heads: int, he
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 80), (8, 1, 96)])
 @pytest.mark.parametrize("q_lens", [[1], [1, 1, 1, 1], [5], [1, 7, 1, 63]], ids=str)
-def test_paged_attention_equals_dense_attention(heads: int, kv_heads: int, head_dim: int, q_lens: list[int]) -> None:
+@pytest.mark.parametrize("window", [None, 1, 64, 70])
+def test_paged_attention_equals_dense_attention(
+    heads: int, kv_heads: int, head_dim: int, q_lens: list[int], window: int | None
+) -> None:
     block_size, lengths = 16, [q + past for q, past in zip(q_lens, [16, 1, 0, 257], strict=False)]
     num_blocks = sum(-(-length // block_size) for length in lengths)
     # Blocks in a random order, NaN wherever no token is: nothing outside a sequence may leak in.
@@ -147,27 +162,79 @@ def test_paged_attention_equals_dense_attention(heads: int, kv_heads: int, head_
             size = min(block_size, length - first)
             k_cache[block, :, :size] = keys[:, first : first + size]
             v_cache[block, :, :size] = values[:, first : first + size]
-        expected.append(_attend(q[row : row + q_len], keys, values, head_dim**-0.5))
+        expected.append(_attend(q[row : row + q_len], keys, values, head_dim**-0.5, window))
         row += q_len
     bounds = torch.tensor([0, *torch.tensor(q_lens).cumsum(0).tolist()], dtype=torch.int32)
     seq_lens = torch.tensor(lengths, dtype=torch.int32)
     for paged in (ops.paged_attention, reference.paged_attention):
-        ours = paged(q, k_cache, v_cache, table, seq_lens, bounds, scale=head_dim**-0.5)
+        ours = paged(q, k_cache, v_cache, table, seq_lens, bounds, scale=head_dim**-0.5, window=window)
         assert _relative_error(ours.double(), torch.cat(expected)) < _TOLERANCE
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
     """Causal attention in fp64, one query and head at a time."""
     n, heads, _ = q.shape
     q, k, v = q.double(), k.double(), v.double()
     out = torch.empty_like(q)
     for i in range(n):
-        visible = k.shape[1] - n + i + 1
+        end = k.shape[1] - n + i + 1
+        seen = slice(max(0, end - window) if window else 0, end)
         for h in range(heads):
             kv = h // (heads // k.shape[0])
-            weights = (k[kv, :visible] @ q[i, h] * scale).softmax(0)
-            out[i, h] = weights @ v[kv, :visible]
+            weights = (k[kv, seen] @ q[i, h] * scale).softmax(0)
+            out[i, h] = weights @ v[kv, seen]
     return out
+
+
+# -- a row's bits do not depend on its company ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [2, 3, 7, 8, 9, 31, 300])
+def test_a_row_of_a_packed_product_has_the_same_bits_in_any_company(rows: int) -> None:
+    weight, _ = _weight(576, 200, 32)
+    x = torch.randn(rows, 576)
+    together = ops.w4_linear(x, weight)
+    for row in (0, rows // 2, rows - 1):
+        assert torch.equal(ops.w4_linear(x[row : row + 1], weight)[0], together[row])
+    assert torch.equal(ops.w4_linear(x[1:], weight), together[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [2, 8, 9, 31, 70])
+def test_a_row_of_a_dense_product_has_the_same_bits_in_any_company(rows: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(rows, 331), torch.randn(133, 331).to(dtype)
+    together = ops.linear(x, weight)
+    for row in (0, rows // 2, rows - 1):
+        assert torch.equal(ops.linear(x[row : row + 1], weight)[0], together[row])
+    assert torch.equal(ops.linear(x[1:], weight), together[1:])
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 80), (8, 1, 16)])
+def test_attention_gives_a_prompt_the_same_bits_whole_in_chunks_and_beside_others(
+    heads: int, kv_heads: int, head_dim: int, window: int | None
+) -> None:
+    length, blocks = 150, 10
+    k_cache, v_cache = (torch.randn(2 * blocks, kv_heads, 16, head_dim) for _ in range(2))
+    table = torch.randperm(2 * blocks).to(torch.int32).view(2, blocks)
+    q = torch.randn(length, heads, head_dim)
+
+    def attend(rows: slice, *, beside: bool = False) -> torch.Tensor:
+        """The rows as one chunk of their prompt, with the other sequence's as many before them or without."""
+        num, end = rows.stop - rows.start, rows.stop
+        queries = torch.cat([q[:num].flip(0), q[rows]]) if beside else q[rows]
+        bounds = torch.tensor([0, num, 2 * num] if beside else [0, num], dtype=torch.int32)
+        lengths = torch.tensor([num, end] if beside else [end], dtype=torch.int32)
+        tables = table if beside else table[1:]
+        out = ops.paged_attention(queries, k_cache, v_cache, tables, lengths, bounds, scale=0.3, window=window)
+        return out[-num:]
+
+    whole = attend(slice(0, length))
+    for step in (1, 7, 33, 64, 149):
+        for beside in (False, True):
+            starts = range(0, length, step)
+            chunks = [attend(slice(start, min(start + step, length)), beside=beside) for start in starts]
+            assert torch.equal(torch.cat(chunks), whole)
 
 
 def test_attention_refuses_heads_that_do_not_divide() -> None:
