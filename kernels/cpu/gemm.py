@@ -1,6 +1,6 @@
 """fp32 activations times a packed 4-bit weight, from the packed form.
 
-A task is 32 outputs: half a tile of the weight. It expands its weights once and uses them for every row; for one row
+A task is half a tile of the weight, or a tile for many rows. It expands its weights once and uses them for every row; for one row
 they never leave the registers. Either way a row's sums are taken in the same order, so its result has the same bits
 alone and in any company: a prefix-cache hit equals a miss, a request in a batch equals the request alone.
 """
@@ -13,9 +13,9 @@ from kernels.cpu import tiles
 from kernels.cpu.compile import F32_2D, F32_3D, F32_ROWS, HAS_AVX512, U8_3D, aligned_empty, kernel
 from kernels.w4 import TILE_N, W4Weight
 
-_OUTPUTS = 32  # of one task: 576 outputs are 18 tasks, which 2, 3 or 6 cores share evenly
-_INPUTS = 128  # expanded at once: with 32 outputs 16 KiB, half of the first cache
-_ROWS = 256  # of one task: that many inputs stay in the second cache
+_OUTPUTS = 32  # of one task: 576 outputs are 18 tasks, which 2, 3 or 6 cores share evenly; many rows take 64
+_INPUTS = 128  # expanded at once: with 64 outputs 32 KiB, which stay in the first cache
+_ROWS = 128  # of one task: that many inputs stay in the second cache
 _TASKS_A_TILE = TILE_N // _OUTPUTS
 
 # Sums of one tile that fit into the registers: 32 of 16 numbers with AVX-512, 16 of 8 with AVX2, 32 of 4 with NEON.
@@ -67,35 +67,38 @@ def _part(group):
 def _add_rows(x, dense, out):
     row = 0
     while row + _TALL <= x.shape[0]:
-        for c in range(0, _OUTPUTS, _WIDE * tiles.LANES):
+        for c in range(0, dense.shape[1], _WIDE * tiles.LANES):
             _tall_tile(x[row:], dense[:, c:], out[row:, c:])
         row += _TALL
     while row < x.shape[0]:
-        _one_row_tile(x[row:], dense, out[row:])
+        for c in range(0, dense.shape[1], _OUTPUTS):
+            _one_row_tile(x[row:], dense[:, c:], out[row:, c:])
         row += 1
 
 
-@kernel(*_W4, int64)
-def _rows_task(x, packed, scales, offsets, out, task):
-    """A chunk of rows times 32 outputs: part after part of the weights is expanded into the first cache and used."""
-    num_tasks_a_chunk = packed.shape[0] * _TASKS_A_TILE
-    first_row, task = task // num_tasks_a_chunk * _ROWS, task % num_tasks_a_chunk
-    rows = x[first_row : first_row + _ROWS]
-    tile, first = task // _TASKS_A_TILE, task % _TASKS_A_TILE * _OUTPUTS
-    place = out[first_row : first_row + _ROWS, tile * TILE_N + first : tile * TILE_N + first + _OUTPUTS]
-    place[:] = 0
+@kernel(*_W4, int64, int64)
+def _rows_task(x, packed, scales, offsets, out, width, task):
+    """A chunk of rows times `width` outputs: part after part of the weights is expanded into the first cache and used."""
+    num_tasks_a_chunk = packed.shape[0] * TILE_N // width
+    first_row, first_output = task // num_tasks_a_chunk * _ROWS, task % num_tasks_a_chunk * width
+    tile, first = first_output // TILE_N, first_output % TILE_N
+    rows, place = x[first_row : first_row + _ROWS], out[first_row : first_row + _ROWS, first_output:]
+    place[:, :width] = 0
     group = x.shape[1] // scales.shape[1]
     part = _part(group)
-    dense = aligned_empty(part, _OUTPUTS)
+    dense = aligned_empty(part, width)
     for k in range(0, x.shape[1], part):
         end = min(k + part, x.shape[1])
-        codes, g = packed[tile, k // 2 : end // 2, first:], slice(k // group, (end - 1) // group + 1)
-        _expand_tile(codes, scales[tile, g, first:], offsets[tile, g, first:], dense)
+        codes, g = packed[tile, k // 2 : end // 2], slice(k // group, (end - 1) // group + 1)
+        for c in range(0, width, _OUTPUTS):
+            n = first + c
+            _expand_tile(codes[:, n:], scales[tile, g, n:], offsets[tile, g, n:], dense[:, c:])
         _add_rows(rows[:, k:], dense[: end - k], place)
 
 
 @kernel(*_W4, parallel=True)
 def _rows(x, packed, scales, offsets, out):
+    width = TILE_N if x.shape[0] >= _ROWS else _OUTPUTS
     num_chunks = (x.shape[0] + _ROWS - 1) // _ROWS
-    for task in prange(num_chunks * packed.shape[0] * _TASKS_A_TILE):
-        _rows_task(x, packed, scales, offsets, out, task)
+    for task in prange(num_chunks * packed.shape[0] * TILE_N // width):
+        _rows_task(x, packed, scales, offsets, out, width, task)
