@@ -19,6 +19,7 @@ from kernels.w4 import W4Weight
 
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
 
+
 def _on_cpu(x: torch.Tensor) -> bool:
     """Whether the fp32 CPU kernels can take it."""
     return x.is_cpu and x.dtype is torch.float32 and not _REFERENCE_ONLY

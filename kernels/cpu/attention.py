@@ -11,7 +11,19 @@ import torch
 from numba import float32, int64, prange
 
 from kernels.cpu import tiles
-from kernels.cpu.compile import F32_2D, F32_3D, F32_3D_ROWS, F32_4D, F32_ROWS, HAS_AVX512, I32_1D, I32_2D, I64_2D, aligned_zeros, kernel
+from kernels.cpu.compile import (
+    F32_2D,
+    F32_3D,
+    F32_3D_ROWS,
+    F32_4D,
+    F32_ROWS,
+    HAS_AVX512,
+    I32_1D,
+    I32_2D,
+    I64_2D,
+    aligned_zeros,
+    kernel,
+)
 from kernels.cpu.exp import exp_minus, exp_of_negative
 
 _KEYS = 64  # of a chunk

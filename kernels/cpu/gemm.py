@@ -1,8 +1,8 @@
 """fp32 activations times a packed 4-bit weight, from the packed form.
 
-A task is half a tile of the weight, or a tile for many rows. It expands its weights once and uses them for every row; for one row
-they never leave the registers. Either way a row's sums are taken in the same order, so its result has the same bits
-alone and in any company: a prefix-cache hit equals a miss, a request in a batch equals the request alone.
+A task is half a tile of the weight, or a tile for many rows. It expands its weights once and uses them for every row;
+for one row they never leave the registers. Either way a row's sums are taken in the same order, so its result has the
+same bits alone and in any company: a prefix-cache hit equals a miss, a request in a batch equals the request alone.
 """
 
 import numba
@@ -78,7 +78,7 @@ def _add_rows(x, dense, out):
 
 @kernel(*_W4, int64, int64)
 def _rows_task(x, packed, scales, offsets, out, width, task):
-    """A chunk of rows times `width` outputs: part after part of the weights is expanded into the first cache and used."""
+    """A chunk of rows times `width` outputs: part after part of the weights is expanded, and used while it is near."""
     num_tasks_a_chunk = packed.shape[0] * TILE_N // width
     first_row, first_output = task // num_tasks_a_chunk * _ROWS, task % num_tasks_a_chunk * width
     tile, first = first_output // TILE_N, first_output % TILE_N

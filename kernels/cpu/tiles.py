@@ -168,8 +168,8 @@ def products(rows: int, vectors: int) -> Tile:
 def coded_products(vectors: int) -> Tile:
     """(x, packed, scales, offsets, out): out[0, c] = sum over k of x[0, k] * weight[k, c], for 16 * `vectors` outputs.
 
-    weight[k, c] = code[k, c] * scales[g, c] + offsets[g, c], k in group g, packed as in `W4Weight`. The same sums in the
-    same order as `products` of what `expand` writes, so that a row's result does not depend on its company.
+    weight[k, c] = code[k, c] * scales[g, c] + offsets[g, c], k in group g, packed as in `W4Weight`. The sums are those
+    of `products` with what `expand` writes, in the same order: a row's result does not depend on its company.
     """
 
     @intrinsic
@@ -317,7 +317,10 @@ def _transposed(builder: ir.IRBuilder, square: list[ir.Value]) -> list[ir.Value]
 
 @intrinsic
 def largest_of(typing_context, x):
-    """The largest number of a row of x [1, n], n a multiple of 16, without NaN. A compiler minds NaN and goes one by one."""
+    """The largest number of a row of x [1, n], n a multiple of 16, no NaN among them.
+
+    A compiler minds NaN and goes one by one.
+    """
 
     def generate(context, builder, signature, arguments):
         def larger(a, b):

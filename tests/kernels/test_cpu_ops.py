@@ -121,9 +121,7 @@ def test_add_rms_norm_equals_the_reference(tokens: int, width: int) -> None:
 
 @pytest.mark.parametrize("rotated_part", [1, 2])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 80), (1, 1, 4)])
-def test_rotation_and_kv_write_equal_the_reference(
-    heads: int, kv_heads: int, head_dim: int, rotated_part: int
-) -> None:
+def test_rotation_and_kv_write_equal_the_reference(heads: int, kv_heads: int, head_dim: int, rotated_part: int) -> None:
     tokens = torch.randn(7, heads + 2 * kv_heads, head_dim)
     positions = torch.tensor([0, 5, 6, 7, 30, 31, 2])
     slots = torch.tensor([3, 0, 63, 31, 32, 17, 16])
