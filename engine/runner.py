@@ -314,7 +314,8 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
         widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
         kept = Sampler.bytes_for(num_sequences, asked_context(config, spec))
         return 4 * num_tokens * widest + 3 * 8 * num_sequences * spec.vocab_size + kept
-    per_sequence = min(max(num_tokens // num_sequences, 1), decoder.max_len)
+    max_len = asked_context(config, decoder.spec)
+    per_sequence = _probe_tokens(num_tokens, num_sequences, max_len)
     blocks = num_sequences * -(-per_sequence // config.block_size)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -324,7 +325,7 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
     batch = forward_batch(plan, config.block_size, device.torch, torch.zeros(0))
     sampler = Sampler(
         max_num_seqs=num_sequences,
-        max_len=asked_context(config, decoder.spec),
+        max_len=max_len,
         vocab_size=decoder.spec.vocab_size,
         eos_token_ids=(),
         device=device.torch,
@@ -332,6 +333,11 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
     sampler.sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before - cache_bytes
+
+
+def _probe_tokens(num_tokens: int, num_sequences: int, max_len: int) -> int:
+    """Tokens of each sequence of a probe; the one that it samples still has a place in a context of `max_len`."""
+    return min(max(num_tokens // num_sequences, 1), max_len - 1)
 
 
 def _probe_plan(num_sequences: int, num_tokens: int, block_size: int) -> BatchPlan:

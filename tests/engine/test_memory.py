@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.errors import BadRequest, OutOfMemory
 from engine.memory import CPU_KV_MOST_BYTES, CUDA_RESERVE_BYTES, Measured, MemoryPlan, check_weights_fit, plan_memory
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
-from engine.runner import load_runner
+from engine.runner import _probe_tokens, load_runner
 from kernels.device import Device
 from tests.checkpoints import tiny_checkpoint
 
@@ -100,3 +100,8 @@ def test_a_context_beyond_the_models_is_refused_before_a_weight_is_read(tmp_path
             lambda stage, fraction: stages.append(stage),
         )
     assert not any("weights" in stage for stage in stages)
+
+
+@pytest.mark.parametrize(("num_sequences", "wanted"), [(32, 64), (4, 511), (1, 511), (4096, 1)])
+def test_the_measured_step_leaves_its_sampled_tokens_a_place_in_the_context(num_sequences: int, wanted: int) -> None:
+    assert _probe_tokens(2048, num_sequences, max_len=512) == wanted

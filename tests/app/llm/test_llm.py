@@ -240,9 +240,13 @@ def test_an_interruption_gives_up_the_work() -> None:
 
     main = threading.main_thread().ident
     assert main is not None
-    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        loop.run(endless())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(endless())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert was_cancelled.wait(timeout=30)
     loop.close()
 
