@@ -107,7 +107,9 @@ def tiny_checkpoint(
 ) -> PreTrainedModel:
     """Write a checkpoint; returns the fp32 model of transformers with exactly its (dequantised) weights."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config((FAMILIES | STRETCHED)[family], dtype=torch.float32).eval()
+    # eager: what another transformers takes by default may leave Gemma's soft cap out (5.17)
+    shape = (FAMILIES | STRETCHED)[family]
+    model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, attn_implementation="eager").eval()
     _randomise_norms_and_biases(model)
     config = json.loads(model.config.to_json_string())
     config["architectures"] = [type(model).__name__]

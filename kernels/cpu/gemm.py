@@ -1,12 +1,13 @@
 """fp32 activations times a packed 4-bit weight, from the packed form.
 
 A task is half a tile of the weight, or a tile for many rows. It expands its weights once and uses them for every row;
-for one row they never leave the registers. Either way a row's sums are taken in the same order, so its result has the
+for a few rows they never leave the registers. Either way a row's sums are taken in the same order, so its result has the
 same bits alone and in any company: a prefix-cache hit equals a miss, a request in a batch equals the request alone.
 """
 
 import numba
 import torch
+import torch.nn.functional as F
 from numba import int64, prange
 
 from kernels.cpu import tiles
@@ -20,10 +21,12 @@ _TASKS_A_TILE = TILE_N // _OUTPUTS
 
 # Sums of one tile that fit into the registers: 32 of 16 numbers with AVX-512, 16 of 8 with AVX2, 32 of 4 with NEON.
 _TALL, _WIDE = (8, 2) if HAS_AVX512 else (4, 1)
+_CODED, _FEW = (8, 8) if HAS_AVX512 else (2, 4)  # rows of a tile whose weights stay in registers, and of such a product
 
 _tall_tile = tiles.products(_TALL, _WIDE)
 _one_row_tile = tiles.products(1, _OUTPUTS // tiles.LANES)
-_coded_tile = tiles.coded_products(_OUTPUTS // tiles.LANES)
+_coded_one_row_tile = tiles.coded_products(1, _OUTPUTS // tiles.LANES)
+_coded_tile = tiles.coded_products(_CODED, _OUTPUTS // tiles.LANES)
 _expand_tile = tiles.expand(_OUTPUTS // tiles.LANES)
 
 _W4 = (F32_2D, U8_3D, F32_3D, F32_3D, F32_2D)
@@ -36,23 +39,34 @@ def fits(weight: W4Weight) -> bool:
 
 def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
     """x [rows, K] fp32 contiguous -> [rows, N] fp32. See `ops.w4_linear`."""
+    num_rows = x.shape[0]
+    if 2 < num_rows <= _FEW:  # a tile of rows that nobody wants costs less than single rows
+        x = F.pad(x, (0, 0, 0, -num_rows % _CODED))
     out = torch.empty(x.shape[0], weight.packed.shape[0] * TILE_N)
-    run = _one_row if x.shape[0] == 1 else _rows
+    run = _few_rows if num_rows <= _FEW else _rows
     run(x.numpy(), *weight.arrays, out.numpy())
-    return out if out.shape[1] == weight.num_outputs else out[:, : weight.num_outputs]
+    is_exact = out.shape == (num_rows, weight.num_outputs)
+    return out if is_exact else out[:num_rows, : weight.num_outputs]
 
 
 @kernel(*_W4, int64)
-def _one_row_task(x, packed, scales, offsets, out, task):
+def _few_rows_task(x, packed, scales, offsets, out, task):
     tile, first = task // _TASKS_A_TILE, task % _TASKS_A_TILE * _OUTPUTS
+    codes, scales, offsets = packed[tile, :, first:], scales[tile, :, first:], offsets[tile, :, first:]
     place = out[:, tile * TILE_N + first :]
-    _coded_tile(x, packed[tile, :, first:], scales[tile, :, first:], offsets[tile, :, first:], place)
+    row = 0
+    while row + _CODED <= x.shape[0]:
+        _coded_tile(x[row:], codes, scales, offsets, place[row:])
+        row += _CODED
+    while row < x.shape[0]:
+        _coded_one_row_tile(x[row:], codes, scales, offsets, place[row:])
+        row += 1
 
 
 @kernel(*_W4, parallel=True)
-def _one_row(x, packed, scales, offsets, out):
+def _few_rows(x, packed, scales, offsets, out):
     for task in prange(packed.shape[0] * _TASKS_A_TILE):
-        _one_row_task(x, packed, scales, offsets, out, task)
+        _few_rows_task(x, packed, scales, offsets, out, task)
 
 
 @numba.njit

@@ -165,11 +165,12 @@ def products(rows: int, vectors: int) -> Tile:
     return tile
 
 
-def coded_products(vectors: int) -> Tile:
-    """(x, packed, scales, offsets, out): out[0, c] = sum over k of x[0, k] * weight[k, c], for 16 * `vectors` outputs.
+def coded_products(rows: int, vectors: int) -> Tile:
+    """(x, packed, scales, offsets, out): out[r, c] = sum over k of x[r, k] * weight[k, c]
 
-    weight[k, c] = code[k, c] * scales[g, c] + offsets[g, c], k in group g, packed as in `W4Weight`. The sums are those
-    of `products` with what `expand` writes, in the same order: a row's result does not depend on its company.
+    for `rows` rows and 16 * `vectors` outputs. weight[k, c] = code[k, c] * scales[g, c] + offsets[g, c], k in group g,
+    packed as in `W4Weight`. The sums are those of `products` with what `expand` writes, in the same order: a row's
+    result does not depend on its company.
     """
 
     @intrinsic
@@ -177,14 +178,15 @@ def coded_products(vectors: int) -> Tile:
         def generate(context, builder, signature, arguments):
             code = _Code(context, builder)
             inputs, codes, scale, offset, outputs = code.views(signature.args, arguments)
-            sums = code.variables(vectors)
+            sums = code.variables(rows, vectors)
             code.clear(sums)
             for k, weights in _expanded(code, codes, scale, offset, vectors):
-                x_k = code.splat(inputs.load(0, k, _F32))
-                for v, weight in enumerate(weights):
-                    code.add_product(sums[v,], x_k, weight)
-            for (v,), total in sums.items():
-                outputs.store(0, v * LANES, builder.load(total))
+                for r in range(rows):
+                    x_rk = code.splat(inputs.load(r, k, _F32))
+                    for v, weight in enumerate(weights):
+                        code.add_product(sums[r, v], x_rk, weight)
+            for (r, v), total in sums.items():
+                outputs.store(r, v * LANES, builder.load(total))
             return context.get_dummy_value()
 
         return types.void(x, packed, scales, offsets, out), generate
