@@ -22,9 +22,9 @@ from app.models.manager import ModelManager
 from app.settings import Settings
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.errors import OutOfMemory
-from engine.plan import BatchPlan, FinishedStep, StepOutput
-from engine.types import MemoryReport
+from engine.errors import BadRequest, OutOfMemory
+from engine.plan import BatchPlan, FinishedStep, Grammar, StepOutput
+from engine.types import GrammarSpec, MemoryReport
 from tests.fakes import byte_model_folder, model_info
 
 
@@ -49,6 +49,9 @@ class EndlessRunner:
     def submit(self, plan: BatchPlan) -> FinishedStep:
         time.sleep(0.01)
         return FinishedStep(StepOutput((ord("a"),) * plan.num_sampled))
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        raise BadRequest("this model takes no grammar")
 
 
 def load(config: EngineConfig, on_progress: Callable[[str, float], None]) -> EndlessRunner:

@@ -156,7 +156,7 @@ def test_an_empty_users_file_changes_nothing(tmp_path: Path, text: str) -> None:
         ("context: 4096", "context: 0", 7, "`context` is 0"),
         ("size_gb: 1.5", "size_gb: -1", 5, "`size_gb` is -1; it must be a number of GB"),
         ("size_gb: 1.5", "size_gb: .nan", 5, "`size_gb` is nan"),
-        ("format: awq", "format: gguf", 4, "it must be one of gptq, awq, dense"),
+        ("format: awq", "format: gguf", 4, "it must be one of gptq, awq, compressed-tensors, dense"),
         ("format: awq", "fromat: awq", 4, "unknown key `fromat`. Did you mean `format`?"),
         ("format: awq", "format: [awq]", 4, "`format` is ['awq']"),
         ("org/small-AWQ", "small", 3, "`repo` is 'small'; it must be a Hugging Face repository, owner/name"),
