@@ -1,8 +1,8 @@
 """fp32 activations times a packed 4-bit weight, from the packed form.
 
 A task is half a tile of the weight, or a tile for many rows. It expands its weights once and uses them for every row;
-for a few rows they never leave the registers. Either way a row's sums are taken in the same order, so its result has the
-same bits alone and in any company: a prefix-cache hit equals a miss, a request in a batch equals the request alone.
+for a few rows they never leave the registers. Either way a row's sums are taken in the same order, so its result has
+the same bits alone and in any company: a prefix-cache hit equals a miss, a request in a batch the request alone.
 """
 
 import numba

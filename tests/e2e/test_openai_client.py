@@ -163,7 +163,7 @@ async def test_errors_are_the_clients_own_classes(folder: Path) -> None:
             await create(model="", messages=[{"role": "user", "content": "x" * 500}])
         assert caught.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError, match="not supported yet"):
-            await create(model="", messages=[USER], logprobs=True)
+            await create(model="", messages=[USER], tools=[{"type": "function", "function": {"name": "f"}}])
         with pytest.raises(openai.RateLimitError, match="The line is full"):
             await create(model="", messages=[USER])
         with pytest.raises(openai.NotFoundError):
