@@ -56,8 +56,17 @@ def paged_attention(
 ) -> torch.Tensor:
     """See `ops.paged_attention`. Heads of q may lie in a wider tensor."""
     out = torch.empty(q.shape)
-    tensors = (t.numpy() for t in (q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q))
-    _attention(*tensors, scale, window or _NO_WINDOW, out.numpy())
+    _attention(
+        q.numpy(),
+        k_cache.numpy(),
+        v_cache.numpy(),
+        block_table.numpy(),
+        seq_lens.numpy(),
+        cu_seqlens_q.numpy(),
+        scale,
+        window or _NO_WINDOW,
+        out.numpy(),
+    )
     return out
 
 
