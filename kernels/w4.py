@@ -41,6 +41,11 @@ class W4Weight:
         return self.packed.shape[1] * 2
 
     @cached_property
+    def num_padded(self) -> int:
+        """Outputs in whole tiles."""
+        return self.packed.shape[0] * TILE_N
+
+    @cached_property
     def group_size(self) -> int:
         return self.num_inputs // self.scales.shape[1]
 

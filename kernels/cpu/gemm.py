@@ -39,13 +39,14 @@ def fits(weight: W4Weight) -> bool:
 
 def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
     """x [rows, K] fp32 contiguous -> [rows, N] fp32. See `ops.w4_linear`."""
-    num_rows = x.shape[0]
+    num_rows = num_filled = x.shape[0]
     if 2 < num_rows <= _FEW:  # a tile of rows that nobody wants costs less than single rows
         x = F.pad(x, (0, 0, 0, -num_rows % _CODED))
-    out = torch.empty(x.shape[0], weight.packed.shape[0] * TILE_N)
+        num_filled = x.shape[0]
+    out = torch.empty(num_filled, weight.num_padded)
     run = _few_rows if num_rows <= _FEW else _rows
     run(x.numpy(), *weight.arrays, out.numpy())
-    is_exact = out.shape == (num_rows, weight.num_outputs)
+    is_exact = num_rows == num_filled and weight.num_outputs == weight.num_padded
     return out if is_exact else out[:num_rows, : weight.num_outputs]
 
 
