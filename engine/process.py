@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from engine import environment
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import EngineDied, EngineError, Superseded
+from engine.errors import BadRequest, EngineDied, EngineError, Superseded
 from engine.messages import Abort, Failed, Loading, Ready, Shutdown, Stats, Submit, ToChild, Tokens
 
 _log = logging.getLogger(__name__)
@@ -131,6 +131,11 @@ def _answer(message: Submit | Abort, engine: Engine, outbox: Connection) -> None
         superseded = engine.add(message.request_id, message.prompt_token_ids, message.params, message.standing)
     except EngineError as refusal:
         outbox.send(Failed(message.request_id, refusal.code, refusal.message))
+        return
+    except (TypeError, ValueError, AttributeError) as fault:  # values of other types: nothing was taken in
+        _log.warning("Request %s has parameters that cannot be read.", message.request_id, exc_info=fault)
+        text = f"The request's parameters cannot be read: {type(fault).__name__}: {fault}"
+        outbox.send(Failed(message.request_id, BadRequest.code, text))
         return
     for request_id in superseded:
         outbox.send(Failed(request_id, Superseded.code, "A newer request of the same client took this one's place."))

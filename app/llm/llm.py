@@ -185,6 +185,9 @@ class LLM:
     ) -> list[RequestOutput]:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         each = [params] * len(prepare) if isinstance(params, SamplingParams) else list(params)
+        for value in each:
+            if not isinstance(value, SamplingParams):
+                raise TypeError(f"sampling_params is or holds {value!r:.100}; it must be SamplingParams(...).")
         priorities = [0] * len(prepare) if priority is None else list(priority)
         for name, values in (("sampling_params", each), ("priority", priorities)):
             if len(values) != len(prepare):

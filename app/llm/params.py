@@ -5,12 +5,16 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from app.chat.model_text import ModelText
 from app.chat.types import SamplingOptions
 from engine import types as engine_types
 from engine.types import GrammarKind, GrammarSpec
+
+_MOST_ANSWERS = 128  # as over HTTP
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -71,8 +75,16 @@ class SamplingParams:
     structured_outputs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ValueError(f"n is {self.n}; it must be at least 1.")
+        """Raises ValueError, before anything reaches an engine. "5" and 5.0 are taken for 5, as over HTTP."""
+        for name, kind in _kinds().items():
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, kind.validate_python(value))
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = "".join(f"[{part!r}]" for part in first["loc"] if part not in ("[key]", "str"))
+                raise ValueError(f"{name}{where} is {first['input']!r:.100}: {first['msg'].lower()}.") from None
+        _check_bounds(self)
         _grammar(self.structured_outputs)
 
     @property
@@ -110,12 +122,29 @@ class SamplingParams:
 SamplingParams.__init__ = names_its_keywords(SamplingParams.__init__)  # type: ignore[method-assign]
 
 
+@functools.cache
+def _kinds() -> dict[str, TypeAdapter[Any]]:
+    return {name: TypeAdapter(hint) for name, hint in get_type_hints(SamplingParams).items()}
+
+
+def _check_bounds(params: SamplingParams) -> None:
+    """Of what the engine does not know by these names; the rest it checks itself."""
+    if not 1 <= params.n <= _MOST_ANSWERS:
+        raise ValueError(f"n is {params.n}; it must be from 1 to {_MOST_ANSWERS}.")
+    if params.top_k < -1:
+        raise ValueError(f"top_k is {params.top_k}; it must be at least -1, where 0 and -1 keep every token.")
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise ValueError("allowed_token_ids is empty: no token could come. Leave it out to allow all.")
+
+
 def _grammar(structured: Mapping[str, Any] | None) -> GrammarSpec | None:
     if structured is None:
         return None
     if len(structured) != 1 or not structured.keys() <= _GRAMMARS.keys():
         raise ValueError(f"structured_outputs has {', '.join(structured)}; it must have one of {', '.join(_GRAMMARS)}.")
     ((name, value),) = structured.items()
+    if name in ("regex", "grammar") and not isinstance(value, str):
+        raise ValueError(f"structured_outputs has the {name} {value!r:.100}; it must be a string.")
     if name == "json_object":
         return GrammarSpec(GrammarKind.JSON_OBJECT)
     return GrammarSpec(_GRAMMARS[name], value if isinstance(value, str) else json.dumps(value))

@@ -29,7 +29,13 @@ async def plain_prompt(
         (prompt,) = prompt.values()
     if isinstance(prompt, str):
         return prompt, await text.plain_prompt(prompt, admit_at_least)
-    return None, tuple(int(token_id) for token_id in prompt)
+    return None, tuple(map(_token_id, prompt))
+
+
+def _token_id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"A prompt of token ids has {value!r:.100} among them; all must be whole numbers.")
+    return value
 
 
 def conversations_of(messages: Conversation | Sequence[Conversation]) -> list[tuple[Message, ...]]:

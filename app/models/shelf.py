@@ -14,6 +14,9 @@ from app.models.store import bytes_on_disk, is_whole, problems
 CATALOG_FILE = Path(__file__).parents[2] / "models.yaml"
 
 
+_AGAIN = "Copy or download its files again."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfState:
     """bytes_on_disk counts a half download too."""
@@ -66,5 +69,5 @@ class ModelShelf:
 def _own_folder(folder: Path) -> Path:
     faults = problems(folder)
     if faults:
-        raise AppError(400, "bad_checkpoint", f"{folder} is no whole model: {'; '.join(faults)}.")
+        raise AppError(400, "bad_checkpoint", f"{folder} is no whole model: {'; '.join(faults)}. {_AGAIN}")
     return folder

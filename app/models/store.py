@@ -78,14 +78,26 @@ def _shards_by_name(folder: Path) -> set[str]:
     return names
 
 
+_LFS_POINTER = b"version https://git-lfs.github.com/"
+
+
 def _file_problem(path: Path) -> str | None:
     if not path.is_file():
         return f"{path.name} is missing"
+    if _is_lfs_pointer(path):
+        return f"{path.name} is Git LFS's note of a file and not the file; run `git lfs pull` there"
     try:
         expected, found = _expected_bytes(path), path.stat().st_size
     except _UNREADABLE:
         return f"{path.name} has no header that can be read"
-    return None if expected == found else f"{path.name} has {found:,} bytes; its header says {expected:,}"
+    if expected == found:
+        return None
+    return f"{path.name} has {found:,} bytes; its header says {expected:,}"
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
 def _expected_bytes(path: Path) -> int:

@@ -50,7 +50,7 @@ class DecoderBuilder:
 
     def build(self, max_len: int, on_layer: Callable[[int], None]) -> Decoder:
         """`max_len` is the longest sequence; `on_layer(n)` is called after each of the spec's layers."""
-        embedding = place(self._reader.get(f"{self._root}embed_tokens.weight"), self._device, self._dtype)
+        embedding = place(self._embedding(), self._device, self._dtype)
         layers = []
         for index, layer in enumerate(self._spec.layers):
             layers.append(self._layer(f"{self._root}layers.{index}.", layer))
@@ -129,6 +129,16 @@ class DecoderBuilder:
 
     def _norm_if_any(self, prefix: str, name: str | None) -> torch.Tensor | None:
         return None if name is None else self._norm(prefix + name)
+
+    def _embedding(self) -> torch.Tensor:
+        name, wanted = f"{self._root}embed_tokens.weight", (self._spec.vocab_size, self._spec.hidden_size)
+        embedding = self._reader.get(name)
+        if tuple(embedding.shape) != wanted:
+            raise BadCheckpoint(
+                f"`{name}` is {tuple(embedding.shape)}; config.json asks for {wanted} (vocab_size, hidden_size). "
+                "The two do not belong together: download the model again."
+            )
+        return embedding
 
     def _head(self, embedding: torch.Tensor) -> Linear:
         """Tied models may still carry a copy of the head; the config decides, except for a head that was quantised."""

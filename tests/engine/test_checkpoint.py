@@ -142,3 +142,10 @@ def test_a_layer_behind_the_pooling_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text('[{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]')
     with pytest.raises(UnsupportedModel, match="module 'Dense'"):
         load(tmp_path)
+
+
+def test_an_embedding_of_another_size_than_config_json_says_is_refused(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path, "llama")
+    edit_config(tmp_path, vocab_size=100)
+    with pytest.raises(BadCheckpoint, match=r"embed_tokens\.weight` is \(259, 64\); config\.json asks for \(100, 64\)"):
+        load(tmp_path)

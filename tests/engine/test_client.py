@@ -118,6 +118,13 @@ async def test_superseded_autocomplete_ends_with_its_own_error() -> None:
         await _until(lambda: _is_idle(client))
 
 
+async def test_params_of_another_kind_are_refused_and_hurt_nobody_else() -> None:
+    async with _client("load_fake") as client:
+        with pytest.raises(BadRequest, match="cannot be read: TypeError"):
+            await _answer(client, "odd", (5,), SamplingParams(min_p="x"))  # type: ignore[arg-type]
+        assert len(await _answer(client, "good", (5,), SamplingParams(max_tokens=3, ignore_eos=True))) == 3
+
+
 async def test_closing_the_iterator_ends_the_request() -> None:
     async with _client("load_slow") as client:
         async with aclosing(client.submit("a", (5, 6), ENDLESS)) as events:

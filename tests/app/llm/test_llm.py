@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -272,6 +273,33 @@ def test_every_word_of_the_params_reaches_the_engine(folder: Path) -> None:
     assert (asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty) == (1.1, 0.2, 0.3)
     assert (asked.logit_bias, asked.allowed_token_ids, asked.stop_token_ids) == ({5: 1.0}, (5, 6), (257,))
     assert asked.grammar == GrammarSpec(GrammarKind.CHOICE, '["a", "b"]')
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("logit_bias['a'] is 'a'", {"logit_bias": {"a": 1}}),
+        ("logit_bias[28] is 'x'", {"logit_bias": {28: "x"}}),
+        ("logprobs is 1.5", {"logprobs": 1.5}),
+        ("min_p is 'x'", {"min_p": "x"}),
+        ("n is 2.5", {"n": 2.5}),
+        ("n is 129; it must be from 1 to 128", {"n": 129}),
+        ("top_k is -5", {"top_k": -5}),
+        ("allowed_token_ids is empty", {"allowed_token_ids": []}),
+        ("stop_token_ids[0] is 'a'", {"stop_token_ids": ["a"]}),
+        ("stop", {"stop": 5}),
+        ("structured_outputs is 'x'", {"structured_outputs": "x"}),
+        ("the regex 5; it must be a string", {"structured_outputs": {"regex": 5}}),
+    ],
+)
+def test_a_param_of_another_kind_is_refused_by_name(words: str, given: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        SamplingParams(**given)  # type: ignore[arg-type]
+
+
+def test_numbers_written_as_text_are_taken_as_over_http() -> None:
+    params = SamplingParams(max_tokens="5", logit_bias={"28": 100})  # type: ignore[arg-type, dict-item]
+    assert (params.max_tokens, params.logit_bias) == (5, {28: 100.0})
 
 
 def _run_script(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:

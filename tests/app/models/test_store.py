@@ -68,6 +68,14 @@ def test_weights_with_a_header_of_another_shape_are_a_problem_and_no_crash(folde
     assert problems(folder) == ["model.safetensors has no header that can be read"]
 
 
+def test_a_git_lfs_pointer_is_told_from_a_broken_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    (problem,) = problems(tmp_path)
+    assert "git lfs pull" in problem and "header" not in problem
+
+
 def test_a_sharded_model_needs_every_shard_of_its_index(sharded: Path) -> None:
     assert problems(sharded) == []
     (sharded / "model-00002-of-00002.safetensors").unlink()
