@@ -160,7 +160,11 @@ async def test_answers_at_once_are_the_answers_alone(server: Server) -> None:
 
 
 async def test_clients_that_leave_free_everything(server: Server) -> None:
-    long_answer = {"messages": [{"role": "user", "content": "Count to one thousand."}], "max_tokens": 2000}
+    long_answer = {
+        "messages": [{"role": "user", "content": "Count to one thousand."}],
+        "max_tokens": 2000,
+        "extra_body": {"ignore_eos": True},
+    }
     async with server.client() as client:
 
         async def leave(number: int) -> None:
@@ -182,7 +186,11 @@ async def test_clients_that_leave_free_everything(server: Server) -> None:
 async def test_a_killed_engine_is_an_error_event_and_the_next_request_gets_a_fresh_one(server: Server) -> None:
     async with server.client() as client:
         stream = await chat(
-            client, messages=[{"role": "user", "content": "Count to one thousand."}], max_tokens=2000, stream=True
+            client,
+            messages=[{"role": "user", "content": "Count to one thousand."}],
+            max_tokens=2000,
+            stream=True,
+            extra_body={"ignore_eos": True},
         )
         killed = server.engine_process()
         with pytest.raises(openai.APIError) as caught:
