@@ -18,9 +18,9 @@ def prepare() -> None:
 def _let_idle_threads_sleep() -> None:
     """A spinning OpenMP thread holds a core that another program or another engine thread wants.
 
-    On a busy 2-core machine one token then took 1,095 ms instead of 86 (dense SmolLM2-135M, 2026-11-30). To wait for
-    some 30 us first is cheap, and bridges the gaps between the kernels of a step: waking a sleeper takes 10 us, 150
-    times a token.
+    On a busy 2-core machine one token then took 1,095 ms instead of 86 (dense SmolLM2-135M, 2026-11-30). To look
+    for work 2,000 times first bridges the gaps between the kernels of a step: a parallel loop then begins 10 us sooner,
+    150 times a token (gaps of 20 us; docs/log.md).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

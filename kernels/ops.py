@@ -1,6 +1,6 @@
 """The public face of the kernels: one function an op, and the choice of who computes it.
 
-On a CPU the forms under `cpu/` run where they beat torch; everything else is `reference.py`.
+On a CPU the fp32 forms under `cpu/` run wherever they can take the case; everything else is `reference.py`.
 REFERENCE=1 in the environment takes the reference everywhere (read once, at import).
 """
 
