@@ -93,7 +93,7 @@ def _llama3(config: ConfigReader, parameters: ConfigReader) -> dict[str, Any]:
 def _yarn(config: ConfigReader, parameters: ConfigReader) -> dict[str, Any]:
     parameters.ignore("finetuned")  # a note of the first YaRN models
     original = _original_length(config, parameters)
-    factor = float(parameters.get("factor") or config.need("max_position_embeddings") / original)
+    factor = _stretch(config, parameters)
     return {
         "factor": factor,
         "original_length": original,
@@ -118,7 +118,7 @@ def _yarn_attention_factor(parameters: ConfigReader, factor: float) -> float:
 
 def _longrope(config: ConfigReader, parameters: ConfigReader) -> dict[str, Any]:
     original = _original_length(config, parameters)
-    factor = float(parameters.get("factor") or config.need("max_position_embeddings") / original)
+    factor = _stretch(config, parameters)
     given = parameters.get("attention_factor")
     computed = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return {
@@ -130,10 +130,25 @@ def _longrope(config: ConfigReader, parameters: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _stretch(config: ConfigReader, parameters: ConfigReader) -> float:
+    """The factor, or (Phi-3) how much longer the model is than its original length.
+
+    Raises BadCheckpoint where neither is told: stretched by a wrong factor, a model answers in noise.
+    """
+    factor = parameters.get("factor")
+    if factor is None and (original := _told_original_length(config, parameters)):
+        return float(config.need("max_position_embeddings") / original)
+    return float(parameters.need("factor"))
+
+
 def _original_length(config: ConfigReader, parameters: ConfigReader) -> int:
+    return _told_original_length(config, parameters) or int(config.need("max_position_embeddings"))
+
+
+def _told_original_length(config: ConfigReader, parameters: ConfigReader) -> int | None:
     """Phi-3 keeps it beside the RoPE parameters, and then that one counts."""
     beside, inside = (part.get("original_max_position_embeddings") for part in (config, parameters))
-    return int(beside or inside or config.need("max_position_embeddings"))
+    return int(beside or inside) if beside or inside else None
 
 
 _KINDS: dict[str, Callable[[ConfigReader, ConfigReader], dict[str, Any]]] = {

@@ -397,6 +397,17 @@ def test_heads_rotated_in_part_are_refused_in_families_that_rotate_them_whole(fa
         read_spec({**config, "partial_rotary_factor": 0.5})
 
 
+@pytest.mark.parametrize("kind", ["yarn", "longrope"])
+def test_a_stretch_that_nobody_tells_is_refused_by_name(kind: str) -> None:
+    lists = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "rope_theta": 10000.0, **lists}
+    untold = _tiny("phi3_longrope", rope_parameters=rope, original_max_position_embeddings=None)
+    with pytest.raises(BadCheckpoint, match="has no 'factor'"):
+        read_spec(untold)
+    told = {**untold, "max_position_embeddings": 4096, "original_max_position_embeddings": 1024}
+    assert read_spec(told).layers[0].attention.rope.factor == 4.0
+
+
 def test_longrope_with_factors_for_another_head_is_refused_with_both_counts() -> None:
     rope = {**_tiny("phi3_longrope")["rope_parameters"], "short_factor": [1.0] * 5}
     with pytest.raises(BadCheckpoint, match="5 short and 6 long factors; 12 rotated numbers need 6 of each"):
