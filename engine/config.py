@@ -1,6 +1,7 @@
 """What was asked of an engine. Small, frozen, checked at the door; what came out is `ModelInfo` and `MemoryReport`."""
 
 from dataclasses import dataclass
+from typing import get_args, get_type_hints
 
 from engine.errors import BadRequest
 
@@ -49,6 +50,8 @@ class EngineConfig:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
+        for name, kinds in _KINDS.items():
+            _of_kind(name, getattr(self, name), kinds)
         _one_of("device", self.device, _DEVICES)
         _one_of("dtype", self.dtype, _DTYPES)
         _one_of("scheduler_policy", self.scheduler_policy, _POLICIES)
@@ -65,8 +68,19 @@ class EngineConfig:
             )
         if not self.target_itl_ms > 0:
             raise BadRequest(f"target_itl_ms is {self.target_itl_ms}; it must be above 0.")
-        if self.kv_gb is not None and self.kv_gb <= 0:
+        if self.kv_gb is not None and not self.kv_gb > 0:
             raise BadRequest(f"kv_gb is {self.kv_gb}; it must be above 0.")
+
+
+# What each field may be: "int | None" is int and NoneType. A whole number will do for a float; a bool is no number.
+_KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(EngineConfig).items()}
+
+
+def _of_kind(name: str, value: object, kinds: tuple[type, ...]) -> None:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if type(value) not in kinds and not (is_number and float in kinds):
+        words = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise BadRequest(f"{name} is {value!r}; it must be of type {words}.")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
