@@ -26,7 +26,6 @@ _log = logging.getLogger(__name__)
 
 MODEL_RUNNER = "engine.runner:load_runner"
 
-_STARTING = "starting (the CPU kernels are compiled once: up to a minute; later starts are quick)"
 _STATS_EVERY_S = 0.5
 # A step makes some hundred short-lived objects and no cycles; at the default of 700 the collector would run every few
 # steps and walk all that the scheduler keeps: at 256 sequences a step took 2.7 times as long on the host.
@@ -78,7 +77,7 @@ def _receive(inbox: Connection, requests: queue.SimpleQueue[ToChild | _Wake]) ->
 
 
 def _load(start: Start, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Connection) -> Engine:
-    outbox.send(Loading(_STARTING, 0.0))
+    outbox.send(Loading("starting", 0.0))
     module, _, function = start.load_runner.partition(":")
     load_runner = getattr(importlib.import_module(module), function)
     runner = load_runner(start.config, lambda stage, fraction: outbox.send(Loading(stage, fraction)))

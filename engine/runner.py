@@ -24,6 +24,7 @@ from engine.sampling.logprobs import Logprobs, prompt_logprobs_of
 from engine.sampling.sampler import Sampled, Sampler
 from engine.types import GrammarSpec, MemoryReport, ModelInfo, SamplingParams
 from engine.weights.reader import CheckpointReader
+from kernels import ops
 from kernels.device import Device, open_device, usable_cores, use_threads
 
 Progress = Callable[[str, float], None]
@@ -177,6 +178,9 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     """
     on_progress("looking at the device", 0.0)
     device = _open_device(config)
+    if device.kind == "cpu":
+        on_progress("preparing the CPU kernels (compiled once: up to a minute; later starts are quick)", 0.0)
+    ops.prepare(device)
     free_at_start = device.free_bytes()
     checkpoint = open_checkpoint(Path(config.model))
     _check_format(config, checkpoint)
@@ -256,7 +260,7 @@ def _open_device(config: EngineConfig) -> Device:
         device = open_device(config.device)
     except RuntimeError as error:
         raise BadRequest(str(error)) from error
-    use_threads(config.num_threads or usable_cores())
+    use_threads(device, config.num_threads or usable_cores())
     return device
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from kernels.cpu import compile as cpu_compile
-
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -48,7 +46,10 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def use_threads(count: int) -> None:
-    """CPU threads of torch and of our own kernels."""
+def use_threads(device: Device, count: int) -> None:
+    """CPU threads of torch and, where they compute, of our own kernels."""
     torch.set_num_threads(count)
-    cpu_compile.set_threads(count)
+    if device.kind == "cpu":
+        from kernels.cpu import compile as cpu_compile  # numba: half a second that a card need not wait for
+
+        cpu_compile.set_threads(count)

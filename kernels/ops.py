@@ -1,23 +1,35 @@
 """The public face of the kernels: one function an op, and the choice of who computes it.
 
-On a CPU the fp32 forms under `cpu/` run wherever they can take the case; everything else is `reference.py`.
+On a CPU the fp32 forms under `cpu/` run wherever they can take the case; everything else is `reference.py`. The CPU's
+are imported when the first is asked for: numba compiles them then, which the start on a card need not wait for.
 REFERENCE=1 in the environment takes the reference everywhere (read once, at import).
 """
 
 import os
+from functools import cache
+from types import ModuleType
 
 import torch
 
 from kernels import reference
-from kernels.cpu import activation as cpu_activation
-from kernels.cpu import attention as cpu_attention
-from kernels.cpu import dense as cpu_dense
-from kernels.cpu import gemm as cpu_gemm
-from kernels.cpu import norm as cpu_norm
-from kernels.cpu import rope as cpu_rope
+from kernels.device import Device
 from kernels.w4 import W4Weight
 
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
+
+
+@cache
+def _cpu() -> ModuleType:
+    import kernels.cpu
+    from kernels.cpu import activation, attention, dense, gemm, norm, rope  # noqa: F401 (found as its attributes)
+
+    return kernels.cpu
+
+
+def prepare(device: Device) -> None:
+    """Have the device's kernels ready: on a CPU they are compiled here, once, which takes up to a minute."""
+    if device.kind == "cpu" and not _REFERENCE_ONLY:
+        _cpu()
 
 
 def _on_cpu(x: torch.Tensor) -> bool:
@@ -39,7 +51,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     x, residual [tokens, hidden], weight [hidden] -> [tokens, hidden]
     """
     if _on_cpu(x):
-        return cpu_norm.add_rms_norm(x, residual, weight, eps)
+        return _cpu().norm.add_rms_norm(x, residual, weight, eps)
     return reference.add_rms_norm(x, residual, weight, eps)
 
 
@@ -60,7 +72,7 @@ def rope_write_kv(
     k_cache       [blocks, kv_heads, block_size, head_dim], v_cache the same
     slot_mapping  [tokens] int64, block * block_size + offset in the block
     """
-    kernel = cpu_rope if _on_cpu(heads) and _on_cpu(k_cache) else reference
+    kernel = _cpu().rope if _on_cpu(heads) and _on_cpu(k_cache) else reference
     kernel.rope_write_kv(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping)
 
 
@@ -91,8 +103,8 @@ def paged_attention(
     """
     if q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads over {k_cache.shape[1]} KV heads")
-    if _on_cpu(q) and _on_cpu(k_cache) and softcap is None and cpu_attention.fits(k_cache):
-        return cpu_attention.paged_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale, window)
+    if _on_cpu(q) and _on_cpu(k_cache) and softcap is None and _cpu().attention.fits(k_cache):
+        return _cpu().attention.paged_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale, window)
     return reference.paged_attention(
         q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale, window=window, softcap=softcap
     )
@@ -101,7 +113,7 @@ def paged_attention(
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """SwiGLU's middle: [tokens, 2 * n], gate first -> silu(gate) * up, [tokens, n]."""
     if _on_cpu(gate_up):
-        return cpu_activation.silu_mul(gate_up.contiguous())
+        return _cpu().activation.silu_mul(gate_up.contiguous())
     return reference.silu_mul(gate_up)
 
 
@@ -117,8 +129,8 @@ def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
     """
     if x.shape[-1] != weight.num_inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, the weight takes {weight.num_inputs}")
-    if _on_cpu(x) and cpu_gemm.fits(weight):
-        return cpu_gemm.w4_linear(x.contiguous(), weight)
+    if _on_cpu(x) and _cpu().gemm.fits(weight):
+        return _cpu().gemm.w4_linear(x.contiguous(), weight)
     return reference.w4_linear(x, weight)
 
 
@@ -128,6 +140,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     A weight in 16 bits under fp32 activations is widened as it is read; it loses nothing by that.
     """
     if _on_cpu(x):
-        y = cpu_dense.linear(x.contiguous(), weight)
+        y = _cpu().dense.linear(x.contiguous(), weight)
         return y if bias is None else y + bias
     return reference.linear(x, weight, bias)

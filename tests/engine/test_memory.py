@@ -99,6 +99,7 @@ def test_a_context_beyond_the_models_is_refused_before_a_weight_is_read(tmp_path
             EngineConfig(model=str(tmp_path), device="cpu", max_model_len=257),
             lambda stage, fraction: stages.append(stage),
         )
+    assert any("compiled once" in stage and "later starts are quick" in stage for stage in stages)
     assert not any("weights" in stage for stage in stages)
 
 
