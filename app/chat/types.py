@@ -8,16 +8,56 @@ from typing import Any, Literal, NamedTuple, Protocol
 from engine.types import ORDINARY, GrammarSpec, ModelInfo, SamplingParams, Standing, TokenEvent
 
 Role = Literal["system", "user", "assistant", "tool"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """A function that the model may call.
+
+    parameters  JSON schema of the object of its arguments
+    is_strict   its calls follow the schema to the letter, and one that cannot be enforced is refused
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """A tool choice: this one and no other."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that an assistant made. `arguments` is the text that the model wrote, JSON if it did well."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message as a chat template sees it. `content` is text, with the parts of a list already joined."""
+    """One message as a chat template sees it. `content` is text, with the parts of a list already joined.
+
+    tool_calls    made in this message of the assistant
+    tool_call_id  in a message of role tool: the call whose result it is
+    """
 
     role: Role
     content: str
     name: str | None = None
     reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +91,12 @@ class SamplingOptions:
 class ChatRequest:
     """
     model                   id of a catalogue entry, alias or folder; "" takes the model in hand
+    tools                   what the model may call; () for none. `tool_choice` and `parallel_tool_calls` are of no
+                            use without
+    parallel_tool_calls     False ends the answer with its first call
+    reasoning_effort        how much the model thinks before it answers; None leaves it to its template
     continue_final_message  the last message is an assistant's beginning: go on in it, open no new turn
-    template_kwargs         passed to the chat template (enable_thinking, ...)
+    template_kwargs         passed to the chat template (enable_thinking, ...); they go before `reasoning_effort`
     standing                its class and priority beside other requests
     """
 
@@ -60,6 +104,10 @@ class ChatRequest:
     model: str
     messages: tuple[Message, ...]
     sampling: SamplingOptions = SamplingOptions()
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: Effort | None = None
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     standing: Standing = ORDINARY
@@ -115,24 +163,42 @@ class ScoredToken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallDelta:
+    """A piece of a tool call. The first of each call has `id` and `name`, the others `arguments` alone; those of a call
+    joined are its arguments.
+
+    index  of the call in its answer: 0, 1, ...; a call is over when the next begins
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDelta:
     """A piece of the answer. Only the last one has finish_reason, usage and timings (its text may be empty).
 
-    logprobs   of the tokens that came since the delta before: one for each that usage counts, the stop id included.
-               What they spell may be in a later delta, since text is held back
+    logprobs       of the tokens that came since the delta before: one for each that usage counts, the stop id included.
+                   What they spell may be in a later delta, since text is held back
+    finish_reason  tool_calls: the model has ended its answer, and there are calls in it
+    stop_reason    with "stop": the stop string of the request that was met; None where the model ended by itself
     """
 
     text: str = ""
     reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[ScoredToken, ...] = ()
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+    stop_reason: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
 
     @property
     def is_empty(self) -> bool:
         """It says nothing."""
-        return not (self.text or self.reasoning or self.logprobs or self.finish_reason)
+        return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish_reason)
 
 
 class EngineLike(Protocol):

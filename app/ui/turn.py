@@ -30,7 +30,7 @@ class Answer:
     reasoning: str = ""
     ttft_s: float | None = None
     thinking_s: float | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
     usage: Usage | None = None
     timings: Timings | None = None
     is_stopped: bool = False
