@@ -9,50 +9,68 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from starlette.responses import Response
+
+from app.api.dialect import SSE_TYPE, Answer, sse
+from app.api.errors import error_body, error_response
 from app.chat.types import ChatDelta, ScoredToken, Timings, Usage
-
-
-@dataclass(slots=True)
-class Answer:
-    """One whole answer: the sum of its deltas."""
-
-    text: str = ""
-    reasoning: str = ""
-    logprobs: list[ScoredToken] = field(default_factory=list)
-    finish_reason: str | None = None
-    usage: Usage | None = None
-    timings: Timings | None = None
-
-    def add(self, delta: ChatDelta) -> None:
-        self.text += delta.text
-        self.reasoning += delta.reasoning
-        self.logprobs += delta.logprobs
-        if delta.finish_reason is not None:
-            self.finish_reason, self.usage, self.timings = delta.finish_reason, delta.usage, delta.timings
+from app.errors import AppError
 
 
 class AnswerFormat(ABC):
-    """
-    model      echoed to the client
-    choices    answers a prompt; the prompt's tokens count once for all of them
+    """The Dialect of OpenAI's older endpoints.
+
+    model    echoed to the client
+    answers  of the whole request
+    choices  answers a prompt; the prompt's tokens count once for all of them
+    usage    a stream ends with the usage chunk
     """
 
+    stream_type = SSE_TYPE
     prefix: str
     whole_object: str
     chunk_object: str
 
-    def __init__(self, model: str, choices: int) -> None:
+    def __init__(self, model: str, *, answers: int, choices: int, usage: bool) -> None:
         self._id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
+        self._answers = answers
+        self._wants_usage = usage
+        self._usages: dict[int, Usage] = {}
         self.choices = choices
 
+    def opening(self) -> Iterator[bytes]:
+        for index in range(self._answers):
+            first = self._first(index)
+            if first is not None:
+                yield sse(first)
+
+    def piece(self, index: int, delta: ChatDelta) -> Iterable[bytes]:
+        if delta.usage is not None:
+            self._usages[index] = delta.usage
+        return [sse(self.chunk(index, delta))]
+
+    def keep_alive(self) -> bytes:
+        """Not `: ping`: one client takes that for the end."""
+        return b": keep-alive\n\n"
+
+    def closing(self) -> Iterator[bytes]:
+        if self._wants_usage:
+            yield sse(self.usage_chunk([self._usages[index] for index in sorted(self._usages)]))
+        yield b"data: [DONE]\n\n"
+
+    def failure(self, error: AppError) -> Iterable[bytes]:
+        return [sse(error_body(error))]
+
+    def refusal(self, error: AppError) -> Response:
+        return error_response(error)
+
     @abstractmethod
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def _first(self, index: int) -> dict[str, Any] | None:
         """The chunk that opens answer `index`, if the format has one."""
 
     @abstractmethod
@@ -110,7 +128,7 @@ class ChatFormat(AnswerFormat):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def _first(self, index: int) -> dict[str, Any]:
         choice = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -143,15 +161,15 @@ class CompletionFormat(AnswerFormat):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, model: str, choices: int) -> None:
-        super().__init__(model, choices)
+    def __init__(self, model: str, *, answers: int, choices: int, usage: bool) -> None:
+        super().__init__(model, answers=answers, choices=choices, usage=usage)
         # What an answer's tokens have spelled so far, by answer: half characters, and how many whole ones.
         self._texts: defaultdict[int, codecs.IncrementalDecoder] = defaultdict(
             lambda: codecs.getincrementaldecoder("utf-8")("replace")
         )
         self._num_chars: defaultdict[int, int] = defaultdict(int)
 
-    def opening(self, index: int) -> None:
+    def _first(self, index: int) -> None:
         return None
 
     def _delta(self, delta: ChatDelta) -> dict[str, Any]:

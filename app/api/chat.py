@@ -19,11 +19,12 @@ def chat_router(service: ChatService, shelf: Shelf) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
         sources = [service.stream(asked) for asked in body.requests(engine_request_id(request))]
-        return AnswerReply(
-            sources,
-            ChatFormat(body.model or shelf.health().model, body.num_choices),
-            stream=bool(body.stream),
+        dialect = ChatFormat(
+            body.model or shelf.health().model,
+            answers=len(sources),
+            choices=body.num_choices,
             usage=body.wants_usage,
         )
+        return AnswerReply(sources, dialect, stream=bool(body.stream))
 
     return router

@@ -1,8 +1,8 @@
-"""Deltas -> an HTTP reply, as server-sent events or as one JSON object. Client gone -> iterators closed, either way.
+"""Deltas -> an HTTP reply, as a stream or as one JSON object. Client gone -> iterators closed, either way.
 
-The order of a stream: headers as soon as the request is accepted, an opening chunk for each answer, text, finish
-chunks, usage if asked, [DONE], end of the body. While nothing comes, a comment keeps the connection alive, and now and
-then an empty chunk: some clients' clocks count chunks alone. A failure after the headers is an error frame, the last.
+The order of a stream: headers and the dialect's opening as soon as the request is accepted, then pieces, then its
+closing, end of the body. While nothing comes, a comment keeps the connection alive, and now and then an empty piece:
+some clients' clocks count chunks alone. A failure after the headers is the last that is sent.
 """
 
 import asyncio
@@ -11,15 +11,14 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.answers import Answer, AnswerFormat
-from app.api.errors import error_body, error_response, internal_error
-from app.chat.types import ChatDelta, Usage
+from app.api.dialect import Answer, Dialect
+from app.api.errors import internal_error
+from app.chat.types import ChatDelta
 from app.errors import AppError
 
 KEEP_ALIVE_S = 10.0
@@ -28,25 +27,20 @@ _ACCEPT_S = 10.0  # a request that still waits for its model after this long get
 _REFUSAL_S = 0.25  # the engine's own refusals (queue full) come at once, if at all; they still become a status
 
 _log = logging.getLogger("fireside.api")
-_SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_SSE_TYPE = "text/event-stream; charset=utf-8"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class AnswerReply(Response):
     """The reply to a generation request.
 
-    sources   an iterator for each answer, `format.choices` for each prompt; not started yet
-    usage     a stream ends with the usage chunk
+    sources   an iterator for each answer, `dialect.choices` for each prompt; not started yet
     """
 
-    def __init__(
-        self, sources: Sequence[AsyncGenerator[ChatDelta, None]], format: AnswerFormat, *, stream: bool, usage: bool
-    ) -> None:
+    def __init__(self, sources: Sequence[AsyncGenerator[ChatDelta, None]], dialect: Dialect, *, stream: bool) -> None:
         super().__init__()
         self._sources = sources
-        self._format = format
+        self._dialect = dialect
         self._stream = stream
-        self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = self._as_stream if self._stream else self._as_whole
@@ -61,49 +55,45 @@ class AnswerReply(Response):
 
     async def _as_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers = [Answer() for _ in self._sources]
-        async with Merged(self._sources, self._format.choices) as merged:
+        async with Merged(self._sources, self._dialect.choices) as merged:
             try:
                 while merged.open:
                     index, delta = await merged.next()
                     answers[index].add(delta)
-                reply = Response(orjson.dumps(self._format.whole(answers)), media_type="application/json")
+                reply = Response(orjson.dumps(self._dialect.whole(answers)), media_type="application/json")
             except Exception as error:
-                reply = error_response(_app_error(error))
+                reply = self._dialect.refusal(_app_error(error))
         await reply(scope, receive, send)
 
     async def _as_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with Merged(self._sources, self._format.choices) as merged:
+        async with Merged(self._sources, self._dialect.choices) as merged:
             try:
                 early = await _before_headers(merged)
             except Exception as error:
-                await error_response(_app_error(error))(scope, receive, send)
+                await self._dialect.refusal(_app_error(error))(scope, receive, send)
                 return
-            await send(_head())
+            await send(_head(self._dialect.stream_type))
             async with aclosing(self._frames(merged, early)) as frames:
                 async for frame in frames:
                     await send({"type": "http.response.body", "body": frame, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _frames(self, merged: "Merged", early: Sequence[tuple[int, ChatDelta]]) -> AsyncGenerator[bytes, None]:
-        for index in range(len(self._sources)):
-            opening = self._format.opening(index)
-            if opening is not None:
-                yield sse(opening)
-        usages: dict[int, Usage] = {}
+        for frame in self._dialect.opening():
+            yield frame
         try:
             async for index, delta in _all(early, merged):
                 if delta is None:
-                    yield b": keep-alive\n\n"
+                    yield self._dialect.keep_alive()
                     continue
-                if delta.usage is not None:
-                    usages[index] = delta.usage
-                yield sse(self._format.chunk(index, delta))
+                for frame in self._dialect.piece(index, delta):
+                    yield frame
         except Exception as error:
-            yield sse(error_body(_app_error(error)))
+            for frame in self._dialect.failure(_app_error(error)):
+                yield frame
             return
-        if self._usage:
-            yield sse(self._format.usage_chunk([usages[index] for index in sorted(usages)]))
-        yield b"data: [DONE]\n\n"
+        for frame in self._dialect.closing():
+            yield frame
 
 
 class Merged:
@@ -160,10 +150,6 @@ class Merged:
             self._queue.put_nowait((index, error))
 
 
-def sse(frame: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(frame) + b"\n\n"
-
-
 async def _before_headers(merged: Merged) -> list[tuple[int, ChatDelta]]:
     """Wait until the request is accepted, and a moment longer: a refusal before the headers still has a status."""
     early: list[tuple[int, ChatDelta]] = []
@@ -196,8 +182,8 @@ async def _all(early: Sequence[tuple[int, ChatDelta]], merged: Merged) -> AsyncI
         yield index, delta
 
 
-def _head() -> Message:
-    response = Response(headers=_SSE_HEADERS, media_type=_SSE_TYPE)
+def _head(content_type: str) -> Message:
+    response = Response(headers=_HEADERS, media_type=content_type)
     del response.headers["content-length"]
     return {"type": "http.response.start", "status": 200, "headers": response.raw_headers}
 

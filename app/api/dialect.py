@@ -1,0 +1,80 @@
+"""What a dialect of the API is to `stream`, which decides when something is sent; a dialect says what it looks like.
+
+OpenAI's two formats live in answers.py; each further dialect has a file of its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+from starlette.responses import Response
+
+from app.chat.types import ChatDelta, ScoredToken, Timings, Usage
+from app.errors import AppError
+
+SSE_TYPE = "text/event-stream; charset=utf-8"
+
+
+@dataclass(slots=True)
+class Answer:
+    """One whole answer: the sum of its deltas."""
+
+    text: str = ""
+    reasoning: str = ""
+    logprobs: list[ScoredToken] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+    def add(self, delta: ChatDelta) -> None:
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        self.logprobs += delta.logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason, self.usage, self.timings = delta.finish_reason, delta.usage, delta.timings
+
+
+class Dialect(Protocol):
+    """The answers of one request on the wire. One object a request, as it may keep what it has said.
+
+    choices      answers a prompt; the answers of one prompt come in a row
+    stream_type  Content-Type of a stream
+    """
+
+    choices: int
+    stream_type: str
+
+    def opening(self) -> Iterable[bytes]:
+        """What a stream begins with: sent as soon as the request is accepted."""
+        ...
+
+    def piece(self, index: int, delta: ChatDelta) -> Iterable[bytes]:
+        """One delta of answer `index`; an empty delta too must give something, as it is sent against long silence."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """What says nothing, but shows that the connection lives; b"" where the dialect has no such thing."""
+        ...
+
+    def closing(self) -> Iterable[bytes]:
+        """What a stream ends with, after the last piece of every answer."""
+        ...
+
+    def failure(self, error: AppError) -> Iterable[bytes]:
+        """What a stream ends with instead, where it failed after its headers."""
+        ...
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The reply that is no stream."""
+        ...
+
+    def refusal(self, error: AppError) -> Response:
+        """The reply to a request that failed before its first byte."""
+        ...
+
+
+def sse(frame: dict[str, Any], *, event: str = "") -> bytes:
+    """One server-sent event; with its name where the dialect names them."""
+    head = f"event: {event}\n".encode() if event else b""
+    return head + b"data: " + orjson.dumps(frame) + b"\n\n"
