@@ -1,0 +1,45 @@
+"""The GPU kernels compile for the cards they are for, to machine code that keeps the rules: all without a card."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A process that compiles: this one may have been told to interpret."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
+
+
+@pytest.fixture(scope="module")
+def faults() -> dict[str, list[str]]:
+    done = _run("tests/kernels/gpu/judged_kernels.py")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_plain_kernel_has_no_faults(faults: dict[str, list[str]]) -> None:
+    assert faults["good copy"] == []
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("converted product", "conversions of integers in the main loop"),
+        ("waiting product", "stores to shared memory in the main loop"),
+        ("waiting product", "no 16-byte asynchronous copies"),
+        ("dense product", "instructions a weight"),
+        ("spilling product", "instructions that spill registers"),
+        ("spilling product", "bytes of stack"),
+        ("spilling product", "bytes of shared memory, the card has 101,376"),
+    ],
+)
+def test_a_kernel_that_breaks_a_rule_is_told_by_it(faults: dict[str, list[str]], kernel: str, words: str) -> None:
+    assert any(words in fault for fault in faults[kernel]), faults[kernel]
