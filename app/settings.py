@@ -155,7 +155,7 @@ def _choice(*words: str) -> Callable[[object], str]:
     return read
 
 
-_KV_CACHE_DTYPES = ("auto", "fp32", "fp16", "bf16")
+_KV_CACHE_DTYPES = ("auto", "fp32", "fp16", "bf16", "int8")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 TABLE: tuple[Setting, ...] = (

@@ -5,7 +5,7 @@ from typing import get_args, get_type_hints
 
 from engine.errors import BadRequest
 
-_KV_DTYPES = ("auto", "fp32", "fp16", "bf16")
+_KV_DTYPES = ("auto", "fp32", "fp16", "bf16", "int8")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _POLICIES = ("fcfs", "priority")
 _DEVICES = ("auto", "cpu", "cuda")
@@ -26,7 +26,7 @@ class EngineConfig:
     target_itl_ms           time between two tokens of a running answer that new prompts should not exceed
     gpu_memory_utilization  share of the card's total memory that this engine may use, 0 < x <= 1 (CUDA)
     kv_gb                   KV cache in GB (1e9 bytes) on a CPU; None takes a quarter of free memory, at most 4
-    kv_cache_dtype          auto follows dtype
+    kv_cache_dtype          auto follows dtype; int8 has a scale per token and head
     seed                    base of the seeds drawn for requests that bring none; None is fresh each start
     num_threads             CPU threads; None takes every core this process may use
     """

@@ -17,6 +17,7 @@ class ForwardBatch:
     seq_lens      [sequences] int32, tokens in the cache after this step
     cu_seqlens_q  [sequences + 1] int32
     sample_rows   [samples] int64, rows whose hidden state gives a token
+    max_query_len, max_seq_len  of any sequence, as the host knows them
     """
 
     token_ids: torch.Tensor
@@ -26,6 +27,8 @@ class ForwardBatch:
     seq_lens: torch.Tensor
     cu_seqlens_q: torch.Tensor
     sample_rows: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
 
 
 def forward_batch(plan: BatchPlan, block_size: int, device: torch.device, last_token_ids: torch.Tensor) -> ForwardBatch:
@@ -52,6 +55,8 @@ def forward_batch(plan: BatchPlan, block_size: int, device: torch.device, last_t
         seq_lens=moved(ends, torch.int32),
         cu_seqlens_q=moved(bounds, torch.int32),
         sample_rows=moved(sample_rows, torch.int64),
+        max_query_len=max(s.num_tokens for s in sequences),
+        max_seq_len=max(ends),
     )
 
 

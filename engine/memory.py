@@ -33,11 +33,14 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, spec: ModelSpec, device: Device, measured: Measured, kv_itemsize: int
+    config: EngineConfig, spec: ModelSpec, device: Device, measured: Measured, token_bytes: int
 ) -> MemoryPlan:
-    """Raises OutOfMemory (with needed and free, by part) or BadRequest (a context beyond the model's)."""
+    """token_bytes: of KV cache, over all layers.
+
+    Raises OutOfMemory (with needed and free, by part) or BadRequest (a context beyond the model's).
+    """
     asked = asked_context(config, spec)
-    block_bytes = spec.kv_numbers_per_token * kv_itemsize * config.block_size
+    block_bytes = token_bytes * config.block_size
     reserve = CUDA_RESERVE_BYTES if device.kind == "cuda" else 0
     budget = _kv_budget(config, device, measured, reserve)
     most_useful = config.max_num_seqs * -(-asked // config.block_size)

@@ -16,7 +16,7 @@ from engine.forward import forward_batch, on_device
 from engine.memory import Measured, asked_context, check_weights_fit, plan_memory
 from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
-from engine.model.kv_cache import KVCache
+from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.spec import ModelSpec
 from engine.plan import BatchPlan, FinishedStep, Grammar, PendingStep, ScheduledSequence, StepOutput
 from engine.sampling.grammar import GrammarCompiler
@@ -29,7 +29,7 @@ from kernels.device import Device, open_device, usable_cores, use_threads
 
 Progress = Callable[[str, float], None]
 
-_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
 _DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 
 _LOGIT_ROWS = 128  # rows of logits that exist at once: 25 MB at a vocabulary of 49,152, 78 MB at 152,000
@@ -193,9 +193,9 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     on_progress("sizing the KV cache", 0.9)
     workspace_bytes = _measure_workspace(config, decoder, device, kv_dtype)
     measured = Measured(free_at_start=free_at_start, weights=weights_bytes, workspace=workspace_bytes)
-    plan = plan_memory(config, spec, device, measured, kv_dtype.itemsize)
+    plan = plan_memory(config, spec, device, measured, bytes_per_token(spec, kv_dtype))
     angle_notes = decoder.set_max_len(plan.max_model_len)
-    cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch)
+    cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch, config.max_num_seqs)
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
     report = replace(plan.report, notes=(*notes, *plan.report.notes, *angle_notes))
     runner = ModelRunner(decoder, cache, _sampler(info, device), grammars, device, info, report)
@@ -323,7 +323,7 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
     blocks = num_sequences * -(-per_sequence // config.block_size)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    cache = KVCache(decoder.spec, blocks, config.block_size, kv_dtype, device.torch)
+    cache = KVCache(decoder.spec, blocks, config.block_size, kv_dtype, device.torch, num_sequences)
     cache_bytes = torch.cuda.memory_allocated() - before
     plan = _probe_plan(num_sequences, per_sequence, config.block_size)
     batch = forward_batch(plan, config.block_size, device.torch, torch.zeros(0))

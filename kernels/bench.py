@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import ops, reference
+from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight, pack_w4
 
 ROWS = (1, 8, 32, 256, 1024)
@@ -75,11 +76,13 @@ def _attention_rows(gb_per_s: float) -> list[dict[str, Any]]:
     blocks = length // block_size
     out = []
     for rows in (1, 8, 32):
-        caches = [torch.randn(rows * blocks, kv_heads, block_size, head_dim) for _ in range(2)]
+        cache = PagedKV(*(torch.randn(rows * blocks, kv_heads, block_size, head_dim) for _ in range(2)))
         table = torch.randperm(rows * blocks, dtype=torch.int32).view(rows, blocks)
         lengths, bounds = torch.full((rows,), length, dtype=torch.int32), torch.arange(rows + 1, dtype=torch.int32)
-        arguments = (torch.randn(rows, heads, head_dim), *caches, table, lengths, bounds)
-        ours = lambda i, a=arguments: ops.paged_attention(*a, scale=head_dim**-0.5)  # noqa: E731
+        arguments = (torch.randn(rows, heads, head_dim), cache, table, lengths, bounds)
+        ours = lambda i, a=arguments: ops.paged_attention(  # noqa: E731
+            *a, max_query_len=1, max_seq_len=length, scale=head_dim**-0.5
+        )
         theirs = lambda i, a=arguments: reference.paged_attention(*a, scale=head_dim**-0.5)  # noqa: E731
         num_bytes = 2 * rows * length * kv_heads * head_dim * 4
         out.append(_compare("decode attention", rows, ours, theirs, num_bytes, gb_per_s))

@@ -13,6 +13,7 @@ import torch
 
 from kernels import reference
 from kernels.device import Device
+from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight
 
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
@@ -60,30 +61,31 @@ def rope_write_kv(
     num_heads: int,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedKV,
     slot_mapping: torch.Tensor,
 ) -> None:
     """Rotate queries and keys in place (half-split form of Su et al. 2021), then store keys and values in their slots.
 
+    An int8 cache gets codes and scales of the rotated keys and the values, as `reference.quantize_int8` defines them.
+
     heads         [tokens, num_heads + 2 * kv_heads, head_dim]: queries, keys, values
     positions     [tokens] int64
     cos_sin       [max_len, 2, rotary_dim / 2] fp32; the first rotary_dim numbers of a head are rotated, the rest stay
-    k_cache       [blocks, kv_heads, block_size, head_dim], v_cache the same
-    slot_mapping  [tokens] int64, block * block_size + offset in the block
+    slot_mapping  [tokens] int64, block * block_size + offset in the block; -1 for a token that is not stored
     """
-    kernel = _cpu().rope if _on_cpu(heads) and _on_cpu(k_cache) else reference
-    kernel.rope_write_kv(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping)
+    kernel = _cpu().rope if _on_cpu(heads) and _on_cpu(cache.keys) else reference
+    kernel.rope_write_kv(heads, num_heads, positions, cos_sin, cache, slot_mapping)
 
 
 def paged_attention(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedKV,
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     *,
+    max_query_len: int,
+    max_seq_len: int,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -91,22 +93,23 @@ def paged_attention(
     """Attend each query token to the keys that its sequence has in the paged cache, itself included (causal).
 
     q            [tokens, heads, head_dim]; the last tokens of each sequence, sequences one after another
-    k_cache      [blocks, kv_heads, block_size, head_dim], v_cache the same; already holding these tokens' KV
+    cache        already holds these tokens' KV
     block_table  [sequences, max_blocks] int32; entries past a sequence's length are never read
-    seq_lens     [sequences] int32, tokens in the cache for each, these included
-    cu_seqlens_q [sequences + 1] int32, where each sequence's queries begin
+    seq_lens     [sequences] int32, tokens in the cache for each, these included; 0 fills up a batch: its rows become 0
+    cu_seqlens_q [sequences + 1] int32, where each sequence's queries begin; the last is the number of rows of q
+    max_query_len, max_seq_len  no sequence of the batch has more: what sizes the launch, as the tensors stay unread
     window       tokens that a query sees, itself included; None sees all before it
     softcap      scores become tanh(score / softcap) * softcap; None leaves them
     Returns      [tokens, heads, head_dim] in q's dtype; softmax in fp32
     Raises       ValueError if heads is not a multiple of kv_heads
     Source       Kwon et al. 2023, PagedAttention; softcap: Gemma 2 report, logit soft-capping
     """
-    if q.shape[1] % k_cache.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads over {k_cache.shape[1]} KV heads")
-    if _on_cpu(q) and _on_cpu(k_cache) and softcap is None and _cpu().attention.fits(k_cache):
-        return _cpu().attention.paged_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale, window)
+    if q.shape[1] % cache.num_kv_heads:
+        raise ValueError(f"{q.shape[1]} query heads over {cache.num_kv_heads} KV heads")
+    if _on_cpu(q) and _on_cpu(cache.keys) and softcap is None and _cpu().attention.fits(cache):
+        return _cpu().attention.paged_attention(q, cache, block_table, seq_lens, cu_seqlens_q, scale, window)
     return reference.paged_attention(
-        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale, window=window, softcap=softcap
+        q, cache, block_table, seq_lens, cu_seqlens_q, scale=scale, window=window, softcap=softcap
     )
 
 

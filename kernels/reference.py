@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
+from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight
 
 _SOFTCAP_ROWS = 128  # queries whose scores exist at once: 34 MB at 8 heads and 8,192 keys
@@ -37,23 +38,38 @@ def rope_write_kv(
     num_heads: int,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedKV,
     slot_mapping: torch.Tensor,
 ) -> None:
     """See `ops.rope_write_kv`."""
-    num_kv_heads, block_size = k_cache.shape[1:3]
-    rotated = heads[:, : num_heads + num_kv_heads]
+    rotated = heads[:, : num_heads + cache.num_kv_heads]
     rotated.copy_(rope(rotated, positions, cos_sin))
-    block, offset = slot_mapping // block_size, slot_mapping % block_size
-    k_cache[block, :, offset] = rotated[:, num_heads:].to(k_cache.dtype)
-    v_cache[block, :, offset] = heads[:, num_heads + num_kv_heads :].to(v_cache.dtype)
+    is_stored = slot_mapping >= 0
+    slots, stored = slot_mapping[is_stored], heads[is_stored, num_heads:]
+    block, offset = slots // cache.block_size, slots % cache.block_size
+    parts = ((cache.keys, cache.key_scales), (cache.values, cache.value_scales))
+    for part, (codes, scales) in zip(stored.split(cache.num_kv_heads, dim=1), parts, strict=True):
+        if scales is None:
+            codes[block, :, offset] = part.to(codes.dtype)
+        else:
+            codes[block, :, offset], scales[block, :, offset] = quantize_int8(part)
+
+
+def quantize_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., head_dim] -> codes of that shape and fp16 scales [...], for which x is about codes * scale.
+
+    The scale is the largest magnitude / 127, rounded to fp16; codes are x / scale in fp32, rounded half to even. All
+    zeros have scale 0, and so has what fp16 rounds to it (magnitudes below 4e-6).
+    """
+    largest = x.float().abs().amax(dim=-1, keepdim=True)
+    scales = (largest / 127).clamp(max=torch.finfo(torch.float16).max).half()
+    codes = (x.float() / scales.float()).round().clamp(-127, 127)
+    return torch.where(scales > 0, codes, 0).to(torch.int8), scales.squeeze(-1)
 
 
 def paged_attention(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedKV,
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
@@ -63,11 +79,13 @@ def paged_attention(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """See `ops.paged_attention`. One sequence after another, all keys that its queries can see at once."""
-    out = torch.empty_like(q)
+    out = torch.zeros_like(q)
     bounds, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
     for sequence, (first, last) in enumerate(pairwise(bounds)):
-        start = _first_visible(lengths[sequence], last - first, window, block_size=k_cache.shape[2])
-        keys, values = (_gather(c, block_table[sequence], start, lengths[sequence]) for c in (k_cache, v_cache))
+        if lengths[sequence] == 0:
+            continue
+        start = _first_visible(lengths[sequence], last - first, window, cache.block_size)
+        keys, values = gather_kv(cache, block_table[sequence], start, lengths[sequence])
         out[first:last] = attend_causal(q[first:last], keys, values, scale, window, softcap)
     return out
 
@@ -126,11 +144,20 @@ def _visible(n: int, length: int, window: int | None, device: torch.device) -> t
     return mask if window is None else mask.triu(length - n - window + 1)
 
 
-def _gather(cache: torch.Tensor, blocks: torch.Tensor, start: int, length: int) -> torch.Tensor:
-    """[kv_heads, length - start, head_dim] of one sequence out of the paged cache; start begins a block."""
-    block_size = cache.shape[2]
-    used = blocks[start // block_size : -(-length // block_size)]
-    return cache[used].transpose(0, 1).flatten(1, 2)[:, : length - start]
+def gather_kv(cache: PagedKV, blocks: torch.Tensor, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [kv_heads, length - start, head_dim] of one sequence, int8 as fp32; start begins a block."""
+    used = blocks[start // cache.block_size : -(-length // cache.block_size)]
+
+    def joined(paged: torch.Tensor) -> torch.Tensor:
+        return paged[used].transpose(0, 1).flatten(1, 2)[:, : length - start]
+
+    keys, values = joined(cache.keys), joined(cache.values)
+    if cache.key_scales is None or cache.value_scales is None:
+        return keys, values
+    key_scales, value_scales = (
+        joined(scales).float().unsqueeze(-1) for scales in (cache.key_scales, cache.value_scales)
+    )
+    return keys * key_scales, values * value_scales
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

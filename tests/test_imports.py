@@ -36,7 +36,7 @@ _TORCH_HALF = (
         "engine.sampling",
         "engine.model",
     ),
-    *("engine.weights", "engine.quant", "kernels.ops", "kernels.device", "kernels.w4"),
+    *("engine.weights", "engine.quant", "kernels.ops", "kernels.device", "kernels.w4", "kernels.paged_kv"),
 )
 _WORDS = ("engine.types", "engine.errors")
 _BELOW = ("app.errors", "app.settings", "app.background")

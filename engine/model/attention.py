@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.forward import ForwardBatch
-from engine.model.kv_cache import LayerCache
 from engine.model.spec import AttentionSpec
 from engine.quant.linear import Linear
 from kernels import ops
+from kernels.paged_kv import PagedKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Attention:
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.out
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: PagedKV, cos_sin: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]; writes the tokens' keys and values into the cache."""
         spec = self.spec
         heads = self.qkv(x).view(x.shape[0], -1, spec.head_dim)  # queries, then keys, then values
@@ -37,14 +37,15 @@ class Attention:
             keys = heads.narrow(1, spec.num_heads, spec.num_kv_heads)
             queries.copy_(ops.rms_norm(queries, self.norms.q, self.norms.eps))
             keys.copy_(ops.rms_norm(keys, self.norms.k, self.norms.eps))
-        ops.rope_write_kv(heads, spec.num_heads, batch.positions, cos_sin, cache.keys, cache.values, batch.slot_mapping)
+        ops.rope_write_kv(heads, spec.num_heads, batch.positions, cos_sin, cache, batch.slot_mapping)
         attended = ops.paged_attention(
             queries,
-            cache.keys,
-            cache.values,
+            cache,
             batch.block_table,
             batch.seq_lens,
             batch.cu_seqlens_q,
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
             scale=spec.scale,
             window=spec.window,
             softcap=spec.softcap,

@@ -8,11 +8,12 @@ import torch
 from engine.forward import ForwardBatch
 from engine.model.attention import Attention
 from engine.model.ffn import GatedFfn, Moe
-from engine.model.kv_cache import KVCache, LayerCache
+from engine.model.kv_cache import KVCache
 from engine.model.rope import cos_sin_table, stretching_note
 from engine.model.spec import ModelSpec
 from engine.quant.linear import DenseLinear, Linear
 from kernels import ops
+from kernels.paged_kv import PagedKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Layer:
         return *self.attention.linears, *self.ffn.linears
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: torch.Tensor
+        self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, cache: PagedKV, cos_sin: torch.Tensor
     ) -> torch.Tensor:
         """x is what the layer before has to add to the residual stream; returns what this one has."""
         norms = self.norms

@@ -1,31 +1,30 @@
 """The paged KV cache: one pair of tensors a layer over one block numbering."""
 
-from dataclasses import dataclass
-
 import torch
 
-from engine.model.spec import CacheSpec, ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """keys, values: [blocks, kv_heads, block_size, head_dim]"""
-
-    keys: torch.Tensor
-    values: torch.Tensor
+from engine.model.spec import ModelSpec
+from kernels.paged_kv import bytes_per_token_and_head, empty_paged_kv
 
 
 class KVCache:
     """All layers' caches, each by its own spec, allocated whole at start; nothing grows later."""
 
     def __init__(
-        self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_num_seqs: int,
     ) -> None:
-        self.layers = tuple(_allocate(layer.cache, num_blocks, block_size, dtype, device) for layer in spec.layers)
+        most_heads = max(layer.attention.num_heads for layer in spec.layers)
+        counters = torch.zeros(max_num_seqs * most_heads, dtype=torch.int32, device=device)
+        shapes = ((num_blocks, layer.cache.num_kv_heads, block_size, layer.cache.head_dim) for layer in spec.layers)
+        self.layers = tuple(empty_paged_kv(shape, dtype, device, counters) for shape in shapes)
 
 
-def _allocate(
-    spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> LayerCache:
-    shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
-    return LayerCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
+def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """What one token takes in the cache, over all layers, scales of int8 included."""
+    caches = (layer.cache for layer in spec.layers)
+    return sum(cache.num_kv_heads * bytes_per_token_and_head(cache.head_dim, dtype) for cache in caches)

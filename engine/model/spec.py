@@ -96,10 +96,6 @@ class CacheSpec:
     head_dim: int
     window: int | None
 
-    @property
-    def numbers_per_token(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
@@ -166,8 +162,3 @@ class ModelSpec:
     overflows_float16: bool = False
     names: TensorNames = TensorNames()
     left_out: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def kv_numbers_per_token(self) -> int:
-        """Numbers that one token leaves in the cache, over all layers (times the cache's bytes a number)."""
-        return sum(layer.cache.numbers_per_token for layer in self.layers)

@@ -25,6 +25,7 @@ from kernels.cpu.compile import (
     kernel,
 )
 from kernels.cpu.exp import exp_minus, exp_of_negative
+from kernels.paged_kv import PagedKV
 
 _KEYS = 64  # of a chunk
 _QUERIES = 32  # of a task, each with all the heads that share its KV head
@@ -38,16 +39,15 @@ _low_tile, _low_narrow_tile = tiles.products(_LOW, 4), tiles.products(_LOW, 1)
 _transpose_tile = tiles.transpose()
 
 
-def fits(k_cache: torch.Tensor) -> bool:
+def fits(cache: PagedKV) -> bool:
     """Whether the kernel can take the cache: blocks and heads in whole vectors, chunks in whole blocks."""
-    block_size, head_dim = k_cache.shape[2:]
-    return block_size % tiles.LANES == 0 and _KEYS % block_size == 0 and head_dim % tiles.LANES == 0
+    block_size = cache.block_size
+    return block_size % tiles.LANES == 0 and _KEYS % block_size == 0 and cache.head_dim % tiles.LANES == 0
 
 
 def paged_attention(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedKV,
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
@@ -58,8 +58,8 @@ def paged_attention(
     out = torch.empty(q.shape)
     _attention(
         q.numpy(),
-        k_cache.numpy(),
-        v_cache.numpy(),
+        cache.keys.numpy(),
+        cache.values.numpy(),
         block_table.numpy(),
         seq_lens.numpy(),
         cu_seqlens_q.numpy(),
@@ -137,6 +137,9 @@ def _task(q, k_cache, v_cache, blocks, first_position, kv_head, scale, window, o
     largest, total = np.full((num_filled, 1), -np.inf, np.float32), np.zeros((num_filled, 1), np.float32)
     keys, scores = aligned_zeros(head_dim, _KEYS), aligned_zeros(num_filled, _KEYS)
     length = first_position + q.shape[0]
+    if length <= 0:  # fills up a batch
+        out[:, first_head : first_head + heads] = 0
+        return
     first_key = max(0, first_position - window + 1)
     for start in range(first_key // _KEYS * _KEYS, length, _KEYS):
         end = min(start + _KEYS, length)

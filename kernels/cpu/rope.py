@@ -4,6 +4,7 @@ import torch
 from numba import int64
 
 from kernels.cpu.compile import F32_3D, F32_4D, I64_1D, kernel
+from kernels.paged_kv import PagedKV
 
 
 def rope_write_kv(
@@ -11,8 +12,7 @@ def rope_write_kv(
     num_heads: int,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedKV,
     slot_mapping: torch.Tensor,
 ) -> None:
     """See `ops.rope_write_kv`."""
@@ -21,8 +21,8 @@ def rope_write_kv(
         num_heads,
         positions.numpy(),
         cos_sin.numpy(),
-        k_cache.numpy(),
-        v_cache.numpy(),
+        cache.keys.numpy(),
+        cache.values.numpy(),
         slot_mapping.numpy(),
     )
 
@@ -39,6 +39,8 @@ def _rope_write_kv(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_
                 a, b = first[i], second[i]
                 first[i] = a * cos[i] - b * sin[i]
                 second[i] = b * cos[i] + a * sin[i]
+        if slot_mapping[t] < 0:
+            continue
         block, offset = slot_mapping[t] // block_size, slot_mapping[t] % block_size
         for h in range(num_kv_heads):
             k_cache[block, h, offset] = heads[t, num_heads + h]

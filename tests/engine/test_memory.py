@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.errors import BadRequest, OutOfMemory
 from engine.memory import CPU_KV_MOST_BYTES, CUDA_RESERVE_BYTES, Measured, MemoryPlan, check_weights_fit, plan_memory
+from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 from engine.runner import _probe_tokens, load_runner
 from kernels.device import Device
@@ -50,7 +52,9 @@ class Machine(Device):
 def plan(kind: str = "cpu", *, free: int = 10 * GB, weights: int = GB, **options: Any) -> MemoryPlan:
     measured = Measured(free_at_start=free, weights=weights, workspace=0)
     machine = Machine(kind, "a machine", free=free)
-    return plan_memory(EngineConfig(model="m", **options), SPEC, machine, measured, kv_itemsize=4)
+    return plan_memory(
+        EngineConfig(model="m", **options), SPEC, machine, measured, bytes_per_token(SPEC, torch.float32)
+    )
 
 
 def test_a_pool_is_never_larger_than_all_sequences_at_full_length_can_use() -> None:
@@ -81,6 +85,13 @@ def test_a_default_context_shrinks_to_the_pool_and_says_so_with_the_numbers() ->
 def test_a_context_that_was_asked_for_or_a_useless_one_is_refused_instead(options: dict[str, Any]) -> None:
     with pytest.raises(OutOfMemory, match=r"does not fit: weights .* Ask for a smaller context"):
         plan(**options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8], ids=str)
+def test_what_is_planned_for_a_token_is_what_the_cache_takes(dtype: torch.dtype) -> None:
+    cache = KVCache(SPEC, 7, 16, dtype, torch.device("cpu"), max_num_seqs=3)
+    tensors = [t for kv in cache.layers for t in (kv.keys, kv.values, kv.key_scales, kv.value_scales) if t is not None]
+    assert sum(tensor.nbytes for tensor in tensors) == 7 * 16 * bytes_per_token(SPEC, dtype)
 
 
 def test_weights_that_cannot_fit_are_refused_before_they_are_read() -> None:

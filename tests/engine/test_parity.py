@@ -88,6 +88,16 @@ def test_16_bit_arithmetic_stays_close_for_every_family(tmp_path: Path, family: 
 
 
 @on_every_device
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mistral"])
+def test_an_int8_kv_cache_stays_close(tmp_path: Path, family: str, device: str) -> None:
+    """Keys and values are rounded by up to 1 / 254 of the largest of a head, 4e-3; fp32 around them adds nothing."""
+    model = tiny_checkpoint(tmp_path, family)
+    for chunk in (101, 7):
+        error = _error_against_transformers(load(tmp_path, device, kv_cache_dtype="int8"), model, chunk)
+        assert 1e-4 < error < 2e-2
+
+
+@on_every_device
 @pytest.mark.parametrize("fmt", FORMATS[1:])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_logits_equal_transformers_on_the_dequantised_weights_for_every_format(

@@ -6,6 +6,7 @@ import torch
 from kernels import ops, reference
 from kernels.cpu import gemm
 from kernels.cpu.exp import exp_minus
+from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight, pack_w4
 
 # fp32 sums of up to 1,536 terms in another order: some 1e-7 times the square root of their number. One wrong element
@@ -130,7 +131,7 @@ def test_rotation_and_kv_write_equal_the_reference(heads: int, kv_heads: int, he
     for rope_write_kv in (ops.rope_write_kv, reference.rope_write_kv):
         rotated, k_cache = tokens.clone(), torch.full((4, kv_heads, 16, head_dim), 7.0)
         v_cache = k_cache.clone()
-        rope_write_kv(rotated, heads, positions, cos_sin, k_cache, v_cache, slots)
+        rope_write_kv(rotated, heads, positions, cos_sin, PagedKV(k_cache, v_cache), slots)
         results.append((rotated, k_cache, v_cache))
     for ours, theirs in zip(*results, strict=True):
         assert _relative_error(ours, theirs) < _TOLERANCE
@@ -164,8 +165,12 @@ def test_paged_attention_equals_dense_attention(
         row += q_len
     bounds = torch.tensor([0, *torch.tensor(q_lens).cumsum(0).tolist()], dtype=torch.int32)
     seq_lens = torch.tensor(lengths, dtype=torch.int32)
-    for paged in (ops.paged_attention, reference.paged_attention):
-        ours = paged(q, k_cache, v_cache, table, seq_lens, bounds, scale=head_dim**-0.5, window=window)
+    options = {"scale": head_dim**-0.5, "window": window}
+    arguments = (q, PagedKV(k_cache, v_cache), table, seq_lens, bounds)
+    for ours in (
+        ops.paged_attention(*arguments, max_query_len=max(q_lens), max_seq_len=max(lengths), **options),
+        reference.paged_attention(*arguments, **options),
+    ):
         assert _relative_error(ours.double(), torch.cat(expected)) < _TOLERANCE
 
 
@@ -224,7 +229,17 @@ def test_attention_gives_a_prompt_the_same_bits_whole_in_chunks_and_beside_other
         bounds = torch.tensor([0, num, 2 * num] if beside else [0, num], dtype=torch.int32)
         lengths = torch.tensor([num, end] if beside else [end], dtype=torch.int32)
         tables = table if beside else table[1:]
-        out = ops.paged_attention(queries, k_cache, v_cache, tables, lengths, bounds, scale=0.3, window=window)
+        out = ops.paged_attention(
+            queries,
+            PagedKV(k_cache, v_cache),
+            tables,
+            lengths,
+            bounds,
+            max_query_len=num,
+            max_seq_len=end,
+            scale=0.3,
+            window=window,
+        )
         return out[-num:]
 
     whole = attend(slice(0, length))
@@ -238,4 +253,11 @@ def test_attention_gives_a_prompt_the_same_bits_whole_in_chunks_and_beside_other
 def test_attention_refuses_heads_that_do_not_divide() -> None:
     cache = torch.zeros(1, 2, 16, 8)
     with pytest.raises(ValueError, match="3 query heads over 2 KV heads"):
-        ops.paged_attention(torch.zeros(1, 3, 8), cache, cache, *(torch.zeros(1, 1),) * 3, scale=1.0)
+        ops.paged_attention(
+            torch.zeros(1, 3, 8),
+            PagedKV(cache, cache),
+            *(torch.zeros(1, 1),) * 3,
+            max_query_len=1,
+            max_seq_len=1,
+            scale=1.0,
+        )

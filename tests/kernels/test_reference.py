@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels import ops, reference
+from kernels.paged_kv import PagedKV, empty_paged_kv
 
 _BLOCK = 4
 
@@ -25,9 +26,13 @@ def _attention_of_one(
     return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
 
 
+def _reference_attention(*arguments: torch.Tensor, max_query_len: int, max_seq_len: int, **options) -> torch.Tensor:
+    return reference.paged_attention(*arguments, **options)
+
+
 @pytest.mark.parametrize("softcap", [None, 1.5], ids=["", "capped"])
 @pytest.mark.parametrize("window", [None, 1, 3, 4, 7, 100])
-@pytest.mark.parametrize("op", [reference.paged_attention, ops.paged_attention], ids=["reference", "ops"])
+@pytest.mark.parametrize("op", [_reference_attention, ops.paged_attention], ids=["reference", "ops"])
 def test_attention_sees_the_window_and_caps_the_scores(op, window: int | None, softcap: float | None) -> None:
     """A long chunk, one decoding token past the window, one before it, and a whole prompt, over scattered blocks."""
     lengths, queries = [21, 13, 2, 6], [9, 1, 1, 6]
@@ -41,8 +46,8 @@ def test_attention_sees_the_window_and_caps_the_scores(op, window: int | None, s
         k_cache[used[-1], :, (lengths[s] - 1) % _BLOCK + 1 :] = torch.nan  # past a sequence's end: never read
     q = _random(sum(queries), heads, d, seed=4)
     bounds = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
-    arguments = (q, k_cache, v_cache, tables, torch.tensor(lengths, dtype=torch.int32), bounds)
-    ours = op(*arguments, scale=0.7, window=window, softcap=softcap)
+    arguments = (q, PagedKV(k_cache, v_cache), tables, torch.tensor(lengths, dtype=torch.int32), bounds)
+    ours = op(*arguments, max_query_len=9, max_seq_len=21, scale=0.7, window=window, softcap=softcap)
     for s, (length, count) in enumerate(zip(lengths, queries, strict=True)):
         used = tables[s, : blocks[s]].long()
         keys, values = (c[used].transpose(0, 1).flatten(1, 2).double() for c in (k_cache, v_cache))
@@ -83,7 +88,8 @@ def test_rope_turns_the_first_numbers_of_a_head_and_leaves_the_rest(op, rotary_d
     k_cache, v_cache = (torch.full((3, num_kv_heads, _BLOCK, d), torch.nan) for _ in range(2))
     slots = torch.tensor([11, 0, 3, 4, 9])
     before, half = heads.clone(), rotary_dim // 2
-    op(heads, num_heads, positions, torch.stack((angles.cos(), angles.sin()), 1), k_cache, v_cache, slots)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
+    op(heads, num_heads, positions, cos_sin, PagedKV(k_cache, v_cache), slots)
     for t in range(tokens):
         for h in range(num_heads + num_kv_heads):
             expected = before[t, h].clone()
@@ -96,6 +102,62 @@ def test_rope_turns_the_first_numbers_of_a_head_and_leaves_the_rest(op, rotary_d
     block, offset = slots // _BLOCK, slots % _BLOCK
     assert torch.equal(k_cache[block, :, offset], heads[:, num_heads : num_heads + 1])
     assert torch.equal(v_cache[block, :, offset], before[:, num_heads + 1 :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_int8_codes_are_the_nearest_ones_and_use_the_whole_range(dtype: torch.dtype) -> None:
+    x = (_random(50, 3, 64) * torch.logspace(-2, 2, 50)[:, None, None]).to(dtype)
+    codes, scales = reference.quantize_int8(x)
+    assert codes.dtype is torch.int8 and scales.dtype is torch.float16 and scales.shape == (50, 3)
+    assert (codes.int().abs().amax(-1) == 127).all()
+    steps = (x.double() / scales.double().unsqueeze(-1) - codes).abs()
+    assert 0.49 < steps.max() <= 0.5 * 1.13  # the scale's own rounding moves the largest number by up to 127 / 2**11
+
+
+def test_int8_rounds_halves_to_even_and_takes_zeros_and_the_largest_of_fp32() -> None:
+    codes, scales = reference.quantize_int8(torch.tensor([[127.0, 0.5, 1.5, -2.5], [0, 0, 0, 0], [3e38, -3e38, 0, 1]]))
+    assert codes.tolist() == [[127, 0, 2, -2], [0, 0, 0, 0], [127, -127, 0, 0]]
+    assert scales.tolist() == [1.0, 0.0, 65504.0]
+
+
+def test_an_int8_cache_is_written_with_codes_of_the_rotated_keys_and_attended_through_its_scales() -> None:
+    heads, angles, slots = _random(6, 4, 8), _random(6, 4, seed=1), torch.tensor([5, 4, 7, 6, 0, 1])
+    cos_sin, positions = torch.stack((angles.cos(), angles.sin()), 1), torch.arange(6)
+    plain, int8 = (empty_paged_kv((2, 1, _BLOCK, 8), dtype) for dtype in (torch.float32, torch.int8))
+    for cache in (plain, int8):
+        ops.rope_write_kv(turned := heads.clone(), 2, positions, cos_sin, cache, slots)
+    block, offset = slots // _BLOCK, slots % _BLOCK
+    for exact, codes, scales in (
+        (plain.keys, int8.keys, int8.key_scales),
+        (plain.values, int8.values, int8.value_scales),
+    ):
+        assert torch.equal(codes[block, :, offset], reference.quantize_int8(exact[block, :, offset])[0])
+        assert torch.equal(scales[block, :, offset], reference.quantize_int8(exact[block, :, offset])[1])
+        exact.copy_(codes * scales.float().unsqueeze(-1))
+    table, lengths, bounds = (torch.tensor(x, dtype=torch.int32) for x in ([[1, 0]], [6], [0, 6]))
+    attended = [
+        ops.paged_attention(turned[:, :2], cache, table, lengths, bounds, max_query_len=6, max_seq_len=6, scale=0.5)
+        for cache in (plain, int8)
+    ]
+    torch.testing.assert_close(*attended)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_what_fills_up_a_batch_is_written_nowhere_and_comes_out_as_zeros(dtype: torch.dtype) -> None:
+    heads, cos_sin = _random(3, 4, 16), torch.ones(9, 2, 8)
+    cache = empty_paged_kv((2, 1, 16, 16), dtype)
+    cache.keys.fill_(3), cache.values.fill_(3)
+    ops.rope_write_kv(heads, 2, torch.tensor([0, 0, 0]), cos_sin, cache, torch.tensor([-1, 17, -1]))
+    for codes in (cache.keys, cache.values):
+        assert (codes.transpose(1, 2).reshape(32, 16) != 3).any(-1).nonzero().tolist() == [[17]]
+    table, lengths, bounds = (torch.tensor(x, dtype=torch.int32) for x in ([[0], [0], [0]], [0, 2, 0], [0, 1, 2, 3]))
+    cache.keys[0, :, 2:] = cache.values[0, :, 2:] = -9
+    if cache.is_int8:
+        cache.key_scales[:, :, 2:] = cache.value_scales[:, :, 2:] = torch.nan
+        cache.key_scales[:, :, :2] = cache.value_scales[:, :, :2] = 1
+    out = ops.paged_attention(heads[:, :2], cache, table, lengths, bounds, max_query_len=1, max_seq_len=2, scale=0.5)
+    assert (out[[0, 2]] == 0).all()
+    torch.testing.assert_close(out[1], torch.full((2, 16), 3.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -455,4 +455,4 @@ def test_a_layers_cache_is_what_its_attention_writes() -> None:
     window, full = (layer.cache for layer in spec.layers)
     assert (window.window, full.window) == (24, None)
     assert replace(window, window=None) == full
-    assert spec.kv_numbers_per_token == window.numbers_per_token + full.numbers_per_token == 2 * 2 * 2 * 32
+    assert (full.num_kv_heads, full.head_dim) == (2, 32)

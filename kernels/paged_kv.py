@@ -1,0 +1,57 @@
+"""The paged KV cache of one layer, as the kernels are given it, and the bytes that it takes."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKV:
+    """
+    keys, values  [blocks, kv_heads, block_size, head_dim] fp32 | fp16 | bf16, or int8 codes
+    key_scales, value_scales  [blocks, kv_heads, block_size] fp16 of int8 codes, one a token and head; else None
+    counters      int32 at least [sequences * query heads], zeros between kernels: what the blocks of a launch count
+                  each other by. One for all layers, as one stream runs them one after another; None on a CPU
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+    counters: torch.Tensor | None = None
+
+    @property
+    def is_int8(self) -> bool:
+        return self.key_scales is not None
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.keys.shape[3]
+
+
+def empty_paged_kv(
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    counters: torch.Tensor | None = None,
+) -> PagedKV:
+    """Uninitialised: shape [blocks, kv_heads, block_size, head_dim], with scales where dtype is int8."""
+    keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+    if dtype is not torch.int8:
+        return PagedKV(keys, values, counters=counters)
+    scales = (torch.empty(shape[:3], dtype=torch.float16, device=device) for _ in range(2))
+    return PagedKV(keys, values, *scales, counters=counters)
+
+
+def bytes_per_token_and_head(head_dim: int, dtype: torch.dtype) -> int:
+    """Of a key and a value together."""
+    scale = torch.float16.itemsize if dtype is torch.int8 else 0
+    return 2 * (head_dim * dtype.itemsize + scale)
