@@ -47,8 +47,8 @@ def empty_paged_kv(
     keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
     if dtype is not torch.int8:
         return PagedKV(keys, values, counters=counters)
-    scales = (torch.empty(shape[:3], dtype=torch.float16, device=device) for _ in range(2))
-    return PagedKV(keys, values, *scales, counters=counters)
+    key_scales, value_scales = (torch.empty(shape[:3], dtype=torch.float16, device=device) for _ in range(2))
+    return PagedKV(keys, values, key_scales, value_scales, counters)
 
 
 def bytes_per_token_and_head(head_dim: int, dtype: torch.dtype) -> int:

@@ -94,7 +94,7 @@ def test_an_int8_kv_cache_stays_close(tmp_path: Path, family: str, device: str) 
     model = tiny_checkpoint(tmp_path, family)
     for chunk in (101, 7):
         error = _error_against_transformers(load(tmp_path, device, kv_cache_dtype="int8"), model, chunk)
-        assert 1e-4 < error < 2e-2
+        assert 1e-4 < error < 4e-2  # random layers multiply it; a scale of another head gives 0.3 and more
 
 
 @on_every_device
