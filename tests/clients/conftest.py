@@ -1,0 +1,38 @@
+"""The stage that every client plays on, and the table client x version x feature at the end of a run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients import table
+from tests.clients.stage import Stage, model_folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("clients") / "byte-model")
+
+
+@pytest.fixture(scope="module")
+def stage(folder: Path) -> Iterator[Stage]:
+    with Stage(folder) as running:
+        yield running
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A report knows no markers: what a test proves is laid beside its outcome."""
+    outcome = yield
+    proofs = table.proofs_of(item)
+    outcome.get_result().proofs = proofs  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    outcomes = table.Outcomes()
+    for kind in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(kind):
+            outcomes.add(getattr(report, "proofs", ()), kind)
+    if outcomes.rows:
+        terminalreporter.section("clients")
+        terminalreporter.write_line(outcomes.text())

@@ -1,0 +1,154 @@
+"""Client x version x feature: what the tests of this folder prove, for the end of a run and for docs/clients.md.
+
+    python -m tests.clients.table            # writes the table into docs/clients.md
+    python -m tests.clients.table --check    # says whether it is up to date
+
+A test says what it proves by a mark, `@pytest.mark.proves("stream", "usage")`, and its module whose, by `CLIENT`.
+"""
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+_DOCS = _ROOT / "docs" / "clients.md"
+_BEGIN, _END = "<!-- the table: python -m tests.clients.table -->", "<!-- end of the table -->"
+
+FEATURES = {
+    "chat": "chat",
+    "stream": "stream",
+    "usage": "usage",
+    "stop": "stop",
+    "unicode": "unicode",
+    "models": "models",
+    "tools": "tools",
+    "tool_stream": "tool stream",
+    "parallel": "parallel tools",
+    "schema": "JSON schema",
+    "reasoning": "reasoning",
+    "logprobs": "logprobs",
+    "completions": "completions",
+    "embeddings": "embeddings",
+    "tokens": "token count",
+    "errors": "errors",
+    "abort": "abort",
+    "real": "real model",
+}
+
+
+@dataclass(frozen=True)
+class Client:
+    """
+    name     as people call it
+    package  as its registry calls it
+    pins     the file that says its version: constraints.txt, node/package.json, requirements/*.txt
+    """
+
+    name: str
+    package: str
+    pins: str = "constraints.txt"
+
+    @property
+    def version(self) -> str:
+        if self.pins.endswith(".json"):
+            found: str = json.loads((_HERE / self.pins).read_text())["dependencies"][self.package]
+            return found
+        folder = _ROOT if self.pins == "constraints.txt" else _HERE
+        match = re.search(rf"^{re.escape(self.package)}==(\S+)$", (folder / self.pins).read_text(), re.MULTILINE)
+        if match is None:
+            raise ValueError(f"{self.pins} has no line {self.package}==...: the version of {self.name} is unknown.")
+        return match.group(1)
+
+
+@dataclass(frozen=True)
+class Proof:
+    client: Client
+    feature: str
+    is_slow: bool
+
+
+def proofs_of(item: pytest.Item) -> list[Proof]:
+    """What a test proves. Raises ValueError for a feature that the table has no column for."""
+    client = getattr(getattr(item, "module", None), "CLIENT", None)
+    proofs = []
+    for mark in item.iter_markers("proves"):
+        for feature in mark.args:
+            if client is None or feature not in FEATURES:
+                raise ValueError(f"{item.nodeid} proves {feature!r} of {client}: no such cell of the table.")
+            proofs.append(Proof(client, feature, item.get_closest_marker("slow") is not None))
+    return proofs
+
+
+@dataclass
+class Outcomes:
+    """How the tests of a run ended, a cell each; the worst counts."""
+
+    rows: dict[Client, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+
+    _WORDS = {"passed": "ok", "skipped": "skipped", "failed": "FAILED", "error": "FAILED"}  # noqa: RUF012
+    _ORDER = ("ok", "skipped", "FAILED")
+
+    def add(self, proofs: Iterable[Proof], kind: str) -> None:
+        for proof in proofs:
+            row, word = self.rows[proof.client], self._WORDS[kind]
+            row[proof.feature] = max(row.get(proof.feature, word), word, key=self._ORDER.index)
+
+    def text(self) -> str:
+        lines = []
+        for client, row in sorted(self.rows.items(), key=lambda pair: pair[0].name.lower()):
+            cells = ", ".join(f"{FEATURES[feature]} {row[feature]}" for feature in FEATURES if feature in row)
+            lines.append(f"{client.name} {client.version}: {cells}")
+        return "\n".join(lines)
+
+
+def markdown(proofs: Iterable[Proof]) -> str:
+    """● in every run, ○ in the slow one."""
+    rows: dict[Client, dict[str, str]] = defaultdict(dict)
+    for proof in sorted(proofs, key=lambda proof: proof.is_slow):
+        rows[proof.client].setdefault(proof.feature, "○" if proof.is_slow else "●")
+    lines = [
+        "| client | version | " + " | ".join(FEATURES.values()) + " |",
+        "|---|---|" + ":-:|" * len(FEATURES),
+    ]
+    for client, row in sorted(rows.items(), key=lambda pair: pair[0].name.lower()):
+        cells = " | ".join(row.get(feature, "") for feature in FEATURES)
+        lines.append(f"| {client.name} | {client.version} | {cells} |")
+    return "\n".join(lines)
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self.proofs: list[Proof] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.proofs = [proof for item in session.items for proof in proofs_of(item)]
+
+
+def _collected() -> list[Proof]:
+    collector = _Collector()
+    code = pytest.main(["--collect-only", "-qq", "-m", "", "-p", "no:cacheprovider", str(_HERE)], plugins=[collector])
+    if code != pytest.ExitCode.OK:
+        raise SystemExit(f"The tests of {_HERE.name} could not be collected.")
+    return collector.proofs
+
+
+def main(arguments: Sequence[str]) -> int:
+    text = _DOCS.read_text(encoding="utf-8")
+    head, rest = text.split(_BEGIN)
+    tail = rest.split(_END)[1]
+    wanted = f"{head}{_BEGIN}\n\n{markdown(_collected())}\n\n{_END}{tail}"
+    if "--check" in arguments:
+        return 0 if text == wanted else 1
+    _DOCS.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

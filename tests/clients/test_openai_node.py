@@ -1,0 +1,28 @@
+"""The openai package for Node (node/openai.mjs)."""
+
+import pytest
+
+from tests.clients.foreign import Results, cells, node_command, play_script
+from tests.clients.stage import Stage
+from tests.clients.table import Client
+
+CLIENT = Client("openai (Node)", "openai", "node/package.json")
+
+
+@pytest.fixture(scope="module")
+def results(stage: Stage) -> Results:
+    return play_script(node_command("openai.mjs"), stage)
+
+
+@cells(
+    *("chat", "stream", "usage", "unicode", "stop", "models", "schema", "reasoning", "logprobs"),
+    *("completions", "errors"),
+)
+def test_a_check(feature: str, results: Results) -> None:
+    assert results[feature] is None
+
+
+@cells("abort")
+def test_leaving_a_stream_aborts_in_the_engine(feature: str, results: Results, stage: Stage) -> None:
+    assert results[feature] is None
+    stage.until_left(1)
