@@ -27,7 +27,7 @@ _INSTALL_S, _RUN_S = 900, 120
 Results = Mapping[str, str | None]
 
 
-def cells(*features: str) -> Any:
+def cells(*features: str) -> pytest.MarkDecorator:
     """One case a feature, each marked with what it proves."""
     cases = [pytest.param(feature, marks=pytest.mark.proves(feature)) for feature in features]
     return pytest.mark.parametrize("feature", cases)
