@@ -1,16 +1,19 @@
 """What a model's folder says about itself, before any tensor is read: config, spec, format, end ids."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from engine.errors import BadCheckpoint, UnsupportedModel
 from engine.model.architectures import read_spec
 from engine.model.spec import ModelSpec
 from engine.quant.base import Format
 from engine.quant.formats import open_format
+from engine.weights.reader import CheckpointReader, SafetensorsReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +21,27 @@ class Checkpoint:
     """
     format         None for a dense checkpoint
     eos_token_ids  generation_config.json's, which knows all (Llama 3 has three), else config.json's
+    open_reader    opens its tensors for a device
     """
 
     folder: Path
     spec: ModelSpec
     format: Format | None
     eos_token_ids: tuple[int, ...]
+    open_reader: Callable[[torch.device], CheckpointReader]
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Raises BadCheckpoint (files missing or broken) or UnsupportedModel (what we do not compute or read)."""
     config = _read_json(folder / "config.json")
     _check_pooling(folder)
-    return Checkpoint(folder, read_spec(config), open_format(folder, config), _eos_token_ids(folder, config))
+    return Checkpoint(
+        folder,
+        read_spec(config),
+        open_format(folder, config),
+        _eos_token_ids(folder, config),
+        lambda device: SafetensorsReader(folder),
+    )
 
 
 def _check_pooling(folder: Path) -> None:

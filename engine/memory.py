@@ -88,7 +88,8 @@ def check_weights_fit(config: EngineConfig, device: Device, weights_bytes: int) 
 def _kv_budget(config: EngineConfig, device: Device, measured: Measured, reserve: int) -> int:
     if device.kind == "cuda":
         usable = min(device.total_bytes() * config.gpu_memory_utilization, measured.free_at_start - reserve)
-        return int(usable) - measured.weights - measured.workspace
+        left = int(usable) - measured.weights - measured.workspace
+        return left if config.kv_gb is None else min(left, int(config.kv_gb * 1e9))
     if config.kv_gb is not None:
         return int(config.kv_gb * 1e9)
     return min(int(device.free_bytes() * CPU_KV_SHARE), CPU_KV_MOST_BYTES)

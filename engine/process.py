@@ -4,7 +4,6 @@ Imports nothing heavy at the top: the parent imports this file to spawn it. The 
 imported inside the child, so that tests can bring one without torch.
 """
 
-import gc
 import importlib
 import logging
 import os
@@ -27,9 +26,6 @@ _log = logging.getLogger(__name__)
 MODEL_RUNNER = "engine.runner:load_runner"
 
 _STATS_EVERY_S = 0.5
-# A step makes some hundred short-lived objects and no cycles; at the default of 700 the collector would run every few
-# steps and walk all that the scheduler keeps: at 256 sequences a step took 2.7 times as long on the host.
-_GC_THRESHOLD = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +78,7 @@ def _load(start: Start, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Co
     load_runner = getattr(importlib.import_module(module), function)
     runner = load_runner(start.config, lambda stage, fraction: outbox.send(Loading(stage, fraction)))
     engine = Engine(runner, start.config, on_compiled=lambda: requests.put(_Wake()))
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
+    environment.settle_collector()
     outbox.send(Ready(runner.info, runner.memory))
     outbox.send(Stats(engine.stats()))
     return engine

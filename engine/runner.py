@@ -23,7 +23,6 @@ from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logprobs import Logprobs, prompt_logprobs_of
 from engine.sampling.sampler import Sampled, Sampler
 from engine.types import GrammarSpec, MemoryReport, ModelInfo, SamplingParams
-from engine.weights.reader import CheckpointReader
 from kernels import ops
 from kernels.device import Device, open_device, usable_cores, use_threads
 
@@ -172,17 +171,22 @@ def _following(sequence: ScheduledSequence) -> list[int]:
 
 
 def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
-    """Read the checkpoint `config.model`, size the KV pool, run one step to warm up.
+    """The model in the folder `config.model`, ready to run. `on_progress(stage, fraction)`.
 
-    `on_progress(stage, fraction)`. Raises EngineError: BadCheckpoint, UnsupportedModel, OutOfMemory, BadRequest.
+    Raises EngineError: BadCheckpoint, UnsupportedModel, OutOfMemory, BadRequest.
     """
+    on_progress("looking at the folder", 0.0)
+    return make_runner(config, open_checkpoint(Path(config.model)), on_progress)
+
+
+def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progress) -> ModelRunner:
+    """Read the weights, size the KV pool, run one step to warm up. Raises as `load_runner`."""
     on_progress("looking at the device", 0.0)
     device = _open_device(config)
     if device.kind == "cpu":
         on_progress("preparing the CPU kernels (compiled once: up to a minute; later starts are quick)", 0.0)
     ops.prepare(device)
     free_at_start = device.free_bytes()
-    checkpoint = open_checkpoint(Path(config.model))
     _check_format(config, checkpoint)
     spec = checkpoint.spec
     dtype = _compute_dtype(config, spec, device)
@@ -269,7 +273,7 @@ def _load_decoder(
 ) -> tuple[Decoder, int, tuple[str, ...]]:
     """The decoder, the bytes that its weights take, and notes on how they were read."""
     spec = checkpoint.spec
-    reader = CheckpointReader(checkpoint.folder)
+    reader = checkpoint.open_reader(device.torch)
     check_weights_fit(config, device, reader.total_bytes())
     allocated_before = torch.cuda.memory_allocated() if device.kind == "cuda" else 0
 

@@ -76,10 +76,10 @@ def _few_columns(
         num_outputs, num_inputs = module.shape
         for part in (slice(0, min(_COLUMNS, num_outputs)), slice(max(0, num_outputs - _COLUMNS), num_outputs)):
             columns.append(torch.arange(start + part.start, start + part.stop))
-            weights.append(module.dequantize(part).double())
+            weights.append(module.dequantize(part).double().cpu())
             term = module.scales[:, part].double().abs() * ((1 << module.bits) - 1) + module.offsets[:, part].abs()
-            sizes.append(term.max(dim=0).values.expand(num_inputs, -1))
+            sizes.append(term.max(dim=0).values.cpu().expand(num_inputs, -1))
             bias = torch.zeros(num_outputs) if module.bias is None else module.bias
-            biases.append(bias[part].double())
+            biases.append(bias[part].double().cpu())
         start += num_outputs
     return torch.cat(columns), torch.cat(weights, dim=1), torch.cat(sizes, dim=1), torch.cat(biases)

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,7 +10,36 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import BadCheckpoint
 
 
-class CheckpointReader:
+class CheckpointReader(Protocol):
+    """Tensors by name, wherever they come from. `get` raises BadCheckpoint for one that is not there."""
+
+    folder: Path
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    def has(self, name: str) -> bool: ...
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor as stored, on whichever device it lies."""
+        ...
+
+    def skip(self, name: str) -> None:
+        """Mark a tensor as known and not needed."""
+        ...
+
+    def unused(self) -> list[str]:
+        """Names that nobody has asked for."""
+        ...
+
+    def total_bytes(self) -> int:
+        """Of all that is stored."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SafetensorsReader:
     """The safetensors files of one folder, sharded or not, read lazily.
 
     Raises BadCheckpoint for missing files, a broken header, an index that names what is not there, and missing tensors.

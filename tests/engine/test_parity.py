@@ -15,7 +15,7 @@ from engine.model.architectures import read_spec
 from engine.model.spec import FfnSpec, ModelSpec, MoeSpec
 from engine.runner import ModelRunner, load_runner
 from engine.types import SamplingParams
-from engine.weights.reader import CheckpointReader
+from engine.weights.reader import SafetensorsReader
 from tests.checkpoints import FAMILIES, FORMATS, MIXTURES, STRETCHED, tiny_checkpoint
 from tests.engine.running import edit_config, engine_config, load, logits_in_chunks, plan_of, prompt, relative_error
 
@@ -280,7 +280,7 @@ def test_a_mistaken_spec_moves_the_logits(
 ) -> None:
     model = tiny_checkpoint(tmp_path, family)
     monkeypatch.setattr(checkpoint, "read_spec", lambda config: MISTAKES[family, mistake](read_spec(config)))
-    monkeypatch.setattr(CheckpointReader, "unused", lambda reader: [])  # tensors that the mistaken model does not have
+    monkeypatch.setattr(SafetensorsReader, "unused", lambda reader: [])  # tensors that the mistaken model does not have
     assert _error_against_transformers(load(tmp_path), model, chunk=101) > 100 * _tolerance(family)
 
 

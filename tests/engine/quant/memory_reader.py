@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 
 from engine.errors import BadCheckpoint
-from engine.weights.reader import CheckpointReader
+from engine.weights.reader import SafetensorsReader
 
 
-class MemoryReader(CheckpointReader):
+class MemoryReader(SafetensorsReader):
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = dict(tensors)
         self._asked: set[str] = set()

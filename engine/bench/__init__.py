@@ -1,0 +1,1 @@
+"""How fast an engine is. `python -m engine.bench --help`."""

@@ -1,0 +1,144 @@
+"""Random weights of any spec, made where they are asked for: the face of a checkpoint without a file. For benches.
+
+Numbers are of the size that trained ones have, so that activations stay finite through every layer; the packed forms
+are those of the files, so that a load does what it does with a real checkpoint.
+"""
+
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+
+import torch
+
+from engine.errors import BadCheckpoint
+from engine.model.spec import AttentionSpec, FfnSpec, ModelSpec, MoeSpec
+
+GROUP_SIZE = 128
+_CODES_STD = 4.6  # of a uniform 4-bit code
+
+_Make = Callable[[], torch.Tensor]
+
+
+class DummyReader:
+    """An `engine.weights.reader.CheckpointReader`. `quant` is gptq (symmetric), awq, or None for dense."""
+
+    def __init__(self, name: str, spec: ModelSpec, quant: str | None, device: torch.device) -> None:
+        self.folder = Path(name)
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(0)
+        self._dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float16
+        self._num_bytes = 0
+        self._make: dict[str, _Make] = {}
+        self._asked: set[str] = set()
+        self._plan(spec, quant)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._make)
+
+    def has(self, name: str) -> bool:
+        return name in self._make
+
+    def get(self, name: str) -> torch.Tensor:
+        if name not in self._make:
+            raise BadCheckpoint(f"{self.folder.name} has no tensor {name!r}: dummy weights lack it.")
+        self._asked.add(name)
+        return self._make[name]()
+
+    def skip(self, name: str) -> None:
+        self._asked.add(name)
+
+    def unused(self) -> list[str]:
+        return sorted(self.names - self._asked)
+
+    def total_bytes(self) -> int:
+        return self._num_bytes
+
+    def close(self) -> None:
+        self._make.clear()
+
+    def _plan(self, spec: ModelSpec, quant: str | None) -> None:
+        hidden = spec.hidden_size
+        self._dense("model.embed_tokens.weight", (spec.vocab_size, hidden), 0.02)
+        self._norm("model.norm", hidden, spec)
+        if not spec.tie_word_embeddings:
+            self._dense("lm_head.weight", (spec.vocab_size, hidden), hidden**-0.5)
+        module = {None: self._dense_module, "gptq": self._gptq, "awq": self._awq}[quant]
+        names = spec.names
+        norms = (names.attention_norm, names.ffn_norm, names.after_attention_norm, names.after_ffn_norm)
+        for index, layer in enumerate(spec.layers):
+            prefix = f"model.layers.{index}."
+            for norm in filter(None, norms):
+                self._norm(prefix + norm, hidden, spec)
+            if layer.attention.qk_norm:
+                for norm in ("q_norm", "k_norm"):
+                    self._norm(f"{prefix}self_attn.{norm}", layer.attention.head_dim, spec)
+            for name, num_outputs, num_inputs, has_bias in _modules(spec, layer.attention, layer.ffn):
+                is_router = name == names.router and isinstance(layer.ffn, MoeSpec)
+                (self._dense_module if is_router else module)(prefix + name, num_outputs, num_inputs)
+                if has_bias:
+                    self._dense(f"{prefix}{name}.bias", (num_outputs,), 0.02)
+
+    def _add(self, name: str, shape: tuple[int, ...], itemsize: int, make: _Make) -> None:
+        self._make[name] = make
+        self._num_bytes += prod(shape) * itemsize
+
+    def _dense(self, name: str, shape: tuple[int, ...], std: float) -> None:
+        def make() -> torch.Tensor:
+            numbers = torch.randn(shape, generator=self._generator, dtype=self._dtype, device=self._device)
+            return numbers.mul_(std)
+
+        self._add(name, shape, 2, make)
+
+    def _constant(self, name: str, shape: tuple[int, ...], value: float, dtype: torch.dtype) -> None:
+        self._add(name, shape, dtype.itemsize, lambda: torch.full(shape, value, dtype=dtype, device=self._device))
+
+    def _words(self, name: str, shape: tuple[int, int]) -> None:
+        def make() -> torch.Tensor:
+            low, high = -(2**31), 2**31
+            return torch.randint(low, high, shape, generator=self._generator, dtype=torch.int32, device=self._device)
+
+        self._add(name, shape, 4, make)
+
+    def _norm(self, module: str, size: int, spec: ModelSpec) -> None:
+        self._constant(f"{module}.weight", (size,), 0.0 if spec.norm.unit_offset else 1.0, self._dtype)
+
+    def _dense_module(self, module: str, num_outputs: int, num_inputs: int) -> None:
+        self._dense(f"{module}.weight", (num_outputs, num_inputs), num_inputs**-0.5)
+
+    def _gptq(self, module: str, num_outputs: int, num_inputs: int) -> None:
+        self._words(f"{module}.qweight", (num_inputs // 8, num_outputs))
+        self._groups(module, num_outputs, num_inputs, zeros=0x77777777)  # stored less one: the middle, 8
+
+    def _awq(self, module: str, num_outputs: int, num_inputs: int) -> None:
+        self._words(f"{module}.qweight", (num_inputs, num_outputs // 8))
+        self._groups(module, num_outputs, num_inputs, zeros=0x78787878)
+
+    def _groups(self, module: str, num_outputs: int, num_inputs: int, zeros: int) -> None:
+        num_groups = -(-num_inputs // GROUP_SIZE)
+        self._constant(f"{module}.qzeros", (num_groups, num_outputs // 8), zeros, torch.int32)
+        scale = num_inputs**-0.5 / _CODES_STD
+        self._constant(f"{module}.scales", (num_groups, num_outputs), scale, torch.float16)
+
+
+def _modules(spec: ModelSpec, attention: AttentionSpec, ffn: FfnSpec | MoeSpec) -> Iterator[tuple[str, int, int, bool]]:
+    """Name, outputs, inputs and whether there is a bias, of each linear module of a layer."""
+    names, hidden = spec.names, spec.hidden_size
+    of_queries, of_keys = (heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads))
+    sizes = (of_queries, of_keys, of_keys) if len(names.qkv) == 3 else (of_queries + 2 * of_keys,)
+    yield from ((name, size, hidden, attention.qkv_bias) for name, size in zip(names.qkv, sizes, strict=True))
+    yield names.out, hidden, of_queries, attention.out_bias
+    if isinstance(ffn, FfnSpec):
+        yield from _gated(ffn, hidden, names.gate_up, names.down)
+        return
+    yield names.router, ffn.num_experts, hidden, False
+    for index in range(ffn.num_experts):
+        place = f"{names.experts}.{index}."
+        gate_up = tuple(place + name for name in names.expert_gate_up)
+        yield from _gated(ffn.expert, hidden, gate_up, place + names.expert_down)
+
+
+def _gated(ffn: FfnSpec, hidden: int, gate_up: tuple[str, ...], down: str) -> Iterator[tuple[str, int, int, bool]]:
+    for name in gate_up:
+        yield name, 2 * ffn.intermediate_size // len(gate_up), hidden, ffn.bias
+    yield down, hidden, ffn.intermediate_size, ffn.bias
