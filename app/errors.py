@@ -25,15 +25,23 @@ _HINT_BY_ENGINE_CODE = {"engine_died": "Send it again: a fresh engine process an
 class AppError(Exception):
     """A refusal that can be shown.
 
-    status   HTTP status
-    code     stable word for programs ("model_not_found"), or None
-    message  what happened, with the numbers
-    hint     the next step; joined to the message where there is one line only
-    param    the request field at fault, where there is one
+    status         HTTP status
+    code           stable word for programs ("model_not_found"), or None
+    message        what happened, with the numbers
+    hint           the next step; joined to the message where there is one line only
+    param          the request field at fault, where there is one
+    retry_after_s  when to ask again, where that is known
     """
 
     def __init__(
-        self, status: int, code: str | None, message: str, *, hint: str = "", param: str | None = None
+        self,
+        status: int,
+        code: str | None,
+        message: str,
+        *,
+        hint: str = "",
+        param: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -41,6 +49,7 @@ class AppError(Exception):
         self.message = message
         self.hint = hint
         self.param = param
+        self.retry_after_s = retry_after_s
 
     @property
     def text(self) -> str:

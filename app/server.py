@@ -7,15 +7,18 @@ the API and a loading page, import Gradio beside it, put the page in its place. 
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import multiprocessing
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import webbrowser
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -42,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = settings_module.load(settings_module.read_flags(argv), os.environ)
         settings_module.make_home(settings.home)
+        check_access(settings)
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
@@ -66,6 +70,42 @@ def serve(settings: Settings) -> int:
     _exit(0)
 
 
+def check_access(settings: Settings) -> None:
+    """Raises SettingsError where strangers would be let in unasked, or HTTPS has no certificate that can be used."""
+    from app.api.keys import Keyring
+
+    if settings.ssl_self_signed and settings.ssl_certfile:
+        raise SettingsError("--ssl-self-signed makes a certificate, --ssl-certfile names one. Give one of the two.")
+    if settings.ssl_keyfile and not settings.ssl_certfile:
+        raise SettingsError(f"--ssl-keyfile {settings.ssl_keyfile} needs its certificate: --ssl-certfile FILE.")
+    if settings.ssl_certfile is not None:
+        _check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
+    if not Keyring.of(settings) and not settings.allow_no_key and not is_loopback(settings.host):
+        raise SettingsError(
+            f"At {settings.host} other machines can reach Fireside, and no key is asked of them. Make one with "
+            "`python -m app.api.keys new NAME` (or --api-key KEY), or let everybody in with --allow-no-key."
+        )
+
+
+def _check_certificate(certfile: Path, keyfile: Path | None) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password="")
+    except OSError as error:  # ssl's own errors are OSErrors too
+        raise SettingsError(
+            f"HTTPS with {certfile} and {keyfile or 'the key in it'} is not possible: {error}. "
+            "Both must be PEM files that belong together, the key without a password."
+        ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches it. True for a name that cannot be found: `bind` tells that better."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return True
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+
+
 def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "FastAPI":
     """API at /v1, page at /. The lifespan starts the load (where it has not begun), opens the page, and closes both."""
     from fastapi import FastAPI
@@ -76,7 +116,8 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
 
     owner = manager or new_manager(settings)
     metrics = routes.Metrics(owner.stats)
-    service = ChatService(owner, observer=metrics)
+    limits = routes.Limits(settings.requests_per_minute, settings.tokens_per_minute)
+    service = ChatService(owner, observer=routes.Charging(limits, metrics))
     slot = PageSlot(owner.status)
 
     @contextlib.asynccontextmanager
@@ -97,7 +138,10 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
         shelf=owner,
         metrics=metrics,
         version=settings_module.version(),
-        allowed_hosts=_allowed_hosts(settings.host, routes.LOOPBACK_HOSTS),
+        keys=routes.Keyring.of(settings),
+        limits=limits,
+        allowed_hosts=routes.LOOPBACK_HOSTS | own_names(settings),
+        allowed_origins=frozenset(settings.allowed_origin),
     )
     app.mount("/", slot)
     return app
@@ -109,7 +153,7 @@ def new_manager(settings: Settings) -> "ModelManager":
     from app.models.shelf import ModelShelf
     from engine.client import EngineClient
 
-    return ModelManager(settings, ModelShelf(settings.models_folder), EngineClient.start)
+    return ModelManager(settings, ModelShelf(settings.models_folder, aliases=settings.model_alias), EngineClient.start)
 
 
 async def _run_page(slot: "PageSlot", service: "ChatService", manager: "ModelManager") -> None:
@@ -146,11 +190,11 @@ def _build_page(service: "ChatService", manager: "ModelManager") -> "FastAPI":
     return app
 
 
-def _allowed_hosts(host: str, loopback: frozenset[str]) -> frozenset[str] | None:
-    """Names in the Host header. Bound to every address, we cannot know under which names this machine is reached."""
-    if host in ("0.0.0.0", "::"):
-        return None
-    return loopback | {host}
+def own_names(settings: Settings) -> frozenset[str]:
+    """Names in the Host header, beside localhost, under which this server is meant."""
+    own = socket.gethostname()
+    names = {settings.host, *settings.allowed_host}
+    return frozenset(name.lower() for name in (names if is_loopback(settings.host) else {own, f"{own}.local", *names}))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -186,10 +230,11 @@ def explain_bind_error(settings: Settings, error: OSError) -> str:
     return f"Cannot listen on {host}, port {port}: {error.strerror}. Check --host and --port."
 
 
-def address(host: str, port: int) -> str:
+def address(host: str, port: int, *, is_https: bool = False) -> str:
     """What a person on this machine types into a browser."""
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    scheme = "https" if is_https else "http"
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
 class _Run:
@@ -198,7 +243,7 @@ class _Run:
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
         self._settings = settings
         self._listener = listener
-        self._url = address(settings.host, listener.getsockname()[1])
+        self._url = address(settings.host, listener.getsockname()[1], is_https=settings.is_https)
         self._server: uvicorn.Server | None = None
 
     async def until_ended(self) -> None:
@@ -225,7 +270,8 @@ class _Run:
 
     async def _serve(self, manager: "ModelManager") -> None:
         app = await in_daemon_thread(lambda: build_app(self._settings, manager))
-        self._server = _make_server(app)
+        certificate = await in_daemon_thread(lambda: _certificate(self._settings))
+        self._server = _make_server(app, certificate)
         if self._settings.browser:
             _open_browser(self._url)
         await self._server.serve(sockets=[self._listener])
@@ -253,7 +299,16 @@ class _Run:
         return now.state == "ready" and self._server is not None and self._server.started
 
 
-def _make_server(app: "FastAPI") -> "uvicorn.Server":
+def _certificate(settings: Settings) -> tuple[Path | None, Path | None]:
+    """(certificate, key) for HTTPS; None and None for plain HTTP."""
+    if not settings.ssl_self_signed:
+        return settings.ssl_certfile, settings.ssl_keyfile
+    from app import tls
+
+    return tls.self_signed(settings.home / "tls", settings.host)
+
+
+def _make_server(app: "FastAPI", certificate: tuple[Path | None, Path | None]) -> "uvicorn.Server":
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -261,7 +316,14 @@ def _make_server(app: "FastAPI") -> "uvicorn.Server":
             return contextlib.nullcontext()  # signals end the engine too, so they are ours
 
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, timeout_keep_alive=65
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=65,
+        ssl_certfile=certificate[0],
+        ssl_keyfile=certificate[1],
     )
     return Server(config)
 

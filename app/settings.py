@@ -8,13 +8,14 @@ import argparse
 import difflib
 import math
 import os
+import re
 import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 SETTINGS_FILE = "settings.yaml"
 
@@ -31,6 +32,16 @@ class Settings:
     home                    folder of models, settings.yaml and everything else that Fireside keeps
     browser                 open the page when it is up
     max_model_len ... kv_gb as in `engine.config.EngineConfig`; None leaves the choice to the engine
+    api_key, admin_key      as they were given, each maybe with a name before it ("laptop:abc..."); they never get into
+                            a file or a log
+    key_file                of hashed keys (app.api.keys); None takes <home>/api-keys where that is there
+    allow_no_key            serve other machines without any key
+    allowed_host            names beside this machine's own under which the server may be asked
+    allowed_origin          web pages elsewhere that may call; "*" for all
+    requests_per_minute ... of each key; None is no limit
+    ssl_certfile ...        HTTPS with this certificate, or with one that Fireside makes
+    model_alias             further names of models: (name, what --model takes)
+    model_fallback          an unknown name in a request means the model in hand
     sources                 for each of the above, where its value came from ("flag --port", "default", ...)
     """
 
@@ -45,12 +56,29 @@ class Settings:
     gpu_memory_utilization: float
     kv_cache_dtype: str
     kv_gb: float | None
+    api_key: tuple[str, ...] = field(repr=False)
+    admin_key: tuple[str, ...] = field(repr=False)
+    key_file: Path | None
+    allow_no_key: bool
+    allowed_host: tuple[str, ...]
+    allowed_origin: tuple[str, ...]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    ssl_certfile: Path | None
+    ssl_keyfile: Path | None
+    ssl_self_signed: bool
+    model_alias: tuple[tuple[str, str], ...]
+    model_fallback: bool
     log_level: str
     sources: Mapping[str, str]
 
     @property
     def models_folder(self) -> Path:
         return self.home / "models"
+
+    @property
+    def is_https(self) -> bool:
+        return self.ssl_self_signed or self.ssl_certfile is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +88,8 @@ class Setting:
     read          a value from a flag, the environment (text) or YAML (typed) -> the value; raises ValueError
     allowed       completes "it must be ..."
     default_text  what --help shows where the default is no plain value
+    takes         a value, a list (the flag may come several times), or nothing: the flag alone turns it on
+    is_secret     neither shown nor read from settings.yaml, which would keep it in plain words
     """
 
     name: str
@@ -68,10 +98,13 @@ class Setting:
     allowed: str
     help: str
     default_text: str = ""
+    takes: Literal["value", "list", "nothing"] = "value"
+    is_secret: bool = False
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        """A switch that is on has a flag to turn it off."""
+        return ("--no-" if self.default is True else "--") + self.name.replace("_", "-")
 
     @property
     def env(self) -> str:
@@ -85,7 +118,8 @@ class Setting:
         try:
             return self.read(raw)
         except (ValueError, LookupError):
-            raise SettingsError(f"{source} is {str(raw)!r}; it must be {self.allowed}.") from None
+            shown = "not usable" if self.is_secret else repr(str(raw))
+            raise SettingsError(f"{source} is {shown}; it must be {self.allowed}.") from None
 
 
 def version() -> str:
@@ -155,6 +189,33 @@ def _choice(*words: str) -> Callable[[object], str]:
     return read
 
 
+def _many(one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
+    """A list of values; in the environment they stand in one line, with commas between them."""
+
+    def read(raw: object) -> tuple[Any, ...]:
+        items = [part for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+        if not isinstance(items, list | tuple):
+            raise ValueError
+        return tuple(one(item) for item in items)
+
+    return read
+
+
+_KEY = re.compile(r"(?:[\w.-]{1,64}:)?[!-+\--9;-~]{8,512}", re.ASCII)
+
+
+def _key(raw: object) -> str:
+    """A key, or a name and a key: what an HTTP header can carry, without commas and colons."""
+    if not _KEY.fullmatch(_text(raw)):
+        raise ValueError
+    return _text(raw)
+
+
+def _alias(raw: object) -> tuple[str, str]:
+    name, _, model = _text(raw).partition("=")
+    return _text(name), _text(model)
+
+
 _KV_CACHE_DTYPES = ("auto", "fp32", "fp16", "bf16", "int8")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -195,6 +256,7 @@ TABLE: tuple[Setting, ...] = (
         allowed="true or false",
         help="do not open the page in a browser",
         default_text="the browser is opened",
+        takes="nothing",
     ),
     Setting(
         name="max_model_len",
@@ -242,6 +304,120 @@ TABLE: tuple[Setting, ...] = (
         default_text="a quarter of free memory, at most 4",
     ),
     Setting(
+        name="api_key",
+        default=(),
+        read=_many(_key),
+        allowed="KEY or NAME:KEY, the key 8 to 512 printable characters without blank, comma and colon",
+        help="a key that requests must bring, KEY or NAME:KEY; may be given several times",
+        default_text="no key is asked",
+        takes="list",
+        is_secret=True,
+    ),
+    Setting(
+        name="admin_key",
+        default=(),
+        read=_many(_key),
+        allowed="KEY or NAME:KEY, the key 8 to 512 printable characters without blank, comma and colon",
+        help="a key that may also load and unload models; may be given several times",
+        default_text="where there are keys, nobody may",
+        takes="list",
+        is_secret=True,
+    ),
+    Setting(
+        name="key_file",
+        default=None,
+        read=_folder,
+        allowed="a file",
+        help="file of hashed keys, as `python -m app.api.keys` writes it",
+        default_text="`api-keys` in the home folder, where it is there",
+    ),
+    Setting(
+        name="allow_no_key",
+        default=False,
+        read=_switch,
+        allowed="true or false",
+        help="serve other machines without any key",
+        default_text="refused",
+        takes="nothing",
+    ),
+    Setting(
+        name="allowed_host",
+        default=(),
+        read=_many(_text),
+        allowed="a host name",
+        help="another name under which the server may be asked; may be given several times",
+        default_text="this machine's names and every IP address",
+        takes="list",
+    ),
+    Setting(
+        name="allowed_origin",
+        default=(),
+        read=_many(_text),
+        allowed="an origin such as https://chat.example.org, or *",
+        help="web pages elsewhere that may call, such as https://chat.example.org; may be given several times",
+        default_text="pages of this machine",
+        takes="list",
+    ),
+    Setting(
+        name="requests_per_minute",
+        default=None,
+        read=_whole(1),
+        allowed="a whole number, 1 or more",
+        help="requests that each key may send in a minute",
+        default_text="no limit",
+    ),
+    Setting(
+        name="tokens_per_minute",
+        default=None,
+        read=_whole(1),
+        allowed="a whole number of tokens, 1 or more",
+        help="tokens, prompt and answer, that each key may use in a minute",
+        default_text="no limit",
+    ),
+    Setting(
+        name="ssl_certfile",
+        default=None,
+        read=_folder,
+        allowed="a file",
+        help="certificate (PEM) for HTTPS",
+        default_text="plain HTTP",
+    ),
+    Setting(
+        name="ssl_keyfile",
+        default=None,
+        read=_folder,
+        allowed="a file",
+        help="private key (PEM) of that certificate",
+        default_text="in the certificate's file",
+    ),
+    Setting(
+        name="ssl_self_signed",
+        default=False,
+        read=_switch,
+        allowed="true or false",
+        help="HTTPS with a certificate that Fireside makes and keeps in the home folder",
+        default_text="plain HTTP",
+        takes="nothing",
+    ),
+    Setting(
+        name="model_alias",
+        default=(),
+        read=_many(_alias),
+        allowed="NAME=MODEL",
+        help="another name for a model in requests, NAME=MODEL; may be given several times",
+        default_text="those of models.yaml",
+        takes="list",
+    ),
+    Setting(
+        name="model_fallback",
+        default=False,
+        read=_switch,
+        allowed="true or false",
+        help="answer requests for an unknown model with the one in hand",
+        default_text="refused with a 404",
+        takes="nothing",
+    ),
+    Setting(
         name="log_level",
         default="info",
         read=_choice(*_LOG_LEVELS),
@@ -268,10 +444,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--version", action="version", version=f"Fireside {version()}")
     for row in TABLE:
         text = f"{row.help} (default: {row.shown_default})".replace("%", "%%")
-        if row.name == "browser":
-            made.add_argument("--no-browser", dest="browser", action="store_const", const="false", help=text)
+        if row.takes == "nothing":
+            made.add_argument(
+                row.flag, dest=row.name, action="store_const", const=str(not row.default).lower(), help=text
+            )
         else:
-            made.add_argument(row.flag, dest=row.name, metavar=row.name.split("_")[-1].upper(), help=text)
+            action = "append" if row.takes == "list" else "store"
+            metavar = row.name.split("_")[-1].upper()
+            made.add_argument(row.flag, dest=row.name, action=action, metavar=metavar, help=text)
     return made
 
 
@@ -279,7 +459,7 @@ def read_flags(argv: Sequence[str]) -> dict[str, Any]:
     """The settings given as flags, checked. Ends the process at --help and --version; raises SettingsError."""
     given = vars(parser().parse_args(argv))
     rows = (row for row in TABLE if given[row.name] is not None)
-    return {row.name: row.value(given[row.name], _flag_source(row)) for row in rows}
+    return {row.name: row.value(given[row.name], row.flag) for row in rows}
 
 
 def load(flags: Mapping[str, Any], env: Mapping[str, str]) -> Settings:
@@ -318,16 +498,12 @@ def _pick(
 ) -> tuple[Any, str]:
     """(value, source) of one setting. An empty environment variable and a YAML null count as not given."""
     if row.name in flags:
-        return flags[row.name], f"flag {_flag_source(row)}"
+        return flags[row.name], f"flag {row.flag}"
     if env.get(row.env):
         return row.value(env[row.env], f"the environment's {row.env}"), f"environment {row.env}"
     if in_file.get(row.name) is not None:
         return row.value(in_file[row.name], f"`{row.name}` in {file_path}"), SETTINGS_FILE
     return default, "default"
-
-
-def _flag_source(row: Setting) -> str:
-    return "--no-browser" if row.name == "browser" else row.flag
 
 
 def _read_file(path: Path) -> dict[str, object]:
@@ -354,9 +530,14 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _check_key(key: str, path: Path) -> None:
-    known = [row.name for row in TABLE if row.name != "home"]
+    known = [row.name for row in TABLE if row.name != "home" and not row.is_secret]
     if key == "home":
         raise SettingsError(f"{path} sets `home`, but lies in it. Use --home or FIRESIDE_HOME.")
+    if key in (row.name for row in TABLE if row.is_secret):
+        raise SettingsError(
+            f"{path} has `{key}`; a key is not kept in plain words. `python -m app.api.keys new NAME` makes one and "
+            f"keeps its hash; or set FIRESIDE_{key.upper()}."
+        )
     if key not in known:
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"Did you mean `{close[0]}`?" if close else f"Known keys: {', '.join(known)}."

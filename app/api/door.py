@@ -1,9 +1,10 @@
 """The door: what holds for every request before a route sees it, and for every reply, errors included.
 
 A request id, CORS, the Host check and the last net under an exception. One ASGI middleware, so that the order is
-plain: preflight first (a browser sends no key with it), then the Host check, then the app.
+plain: preflight first (a browser sends no key with it), then the Host and Origin checks, then the guard and the app.
 """
 
+import ipaddress
 import logging
 import re
 import uuid
@@ -22,36 +23,42 @@ LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _log = logging.getLogger("fireside.api")
 _REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _METHODS = "GET, POST, DELETE, OPTIONS"
-_EXPOSED = "X-Request-Id, Retry-After, x-should-retry"
+_RATES = ", ".join(
+    f"x-ratelimit-{fact}-{kind}" for fact in ("limit", "remaining", "reset") for kind in ("requests", "tokens")
+)
+_EXPOSED = f"X-Request-Id, Retry-After, x-should-retry, {_RATES}"
 
 
 class Door:
     """
-    allowed_hosts   names that the Host header may carry (without port); None lets every name in. With the server
-                    bound to loopback this is what stops DNS rebinding: a web page that resolves its own name to
-                    127.0.0.1 still sends that name.
+    allowed_hosts    names that the Host header may carry (without port), "*" for every name. This is what stops DNS
+                     rebinding: a web page that resolves its own name to 127.0.0.1 still sends that name. An address
+                     is no name, so it passes.
+    allowed_origins  web pages that may call beside those of this machine and our own, "*" for all. Others are refused
+                     and not only kept from reading: a browser sends them our way without asking first.
     """
 
-    def __init__(self, app: ASGIApp, allowed_hosts: frozenset[str] | None) -> None:
+    def __init__(self, app: ASGIApp, allowed_hosts: frozenset[str], allowed_origins: frozenset[str]) -> None:
         self._app = app
         self._allowed_hosts = allowed_hosts
+        self._allowed_origins = allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._http(scope, receive, send)
-        elif scope["type"] == "websocket" and not self._host_is_allowed(Headers(scope=scope)):
+        elif scope["type"] == "websocket" and self._refusal(Headers(scope=scope)) is not None:
             await send({"type": "websocket.close", "code": 1008})
         else:
             await self._app(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        reply = _Reply(send, _request_id(headers), _allowed_origin(headers))
+        reply = _Reply(send, _request_id(headers), self._readable_origin(headers))
         scope.setdefault("state", {})["request_id"] = reply.request_id
         if _is_preflight(scope, headers):
             await _preflight(headers, reply.origin)(scope, receive, reply.send)
-        elif not self._host_is_allowed(headers):
-            await error_response(_wrong_host(headers))(scope, receive, reply.send)
+        elif (refusal := self._refusal(headers)) is not None:
+            await error_response(refusal, scope["path"])(scope, receive, reply.send)
         else:
             await self._inside(scope, receive, reply)
         _log.debug("request %s: %s %s, status %s", reply.request_id, scope["method"], scope["path"], reply.status)
@@ -66,8 +73,32 @@ class Door:
             if reply.status is None:
                 await error_response(internal_error())(scope, receive, reply.send)
 
-    def _host_is_allowed(self, headers: Headers) -> bool:
-        return self._allowed_hosts is None or _host_name(headers.get("host", "")) in self._allowed_hosts
+    def _refusal(self, headers: Headers) -> AppError | None:
+        host = headers.get("host", "")
+        if not self._host_is_allowed(_host_name(host)):
+            return _wrong_host(host)
+        origin = headers.get("origin")
+        if origin is None or self._readable_origin(headers) is not None or _is_own(origin, host):
+            return None
+        return _wrong_origin(headers)
+
+    def _host_is_allowed(self, name: str) -> bool:
+        return name in self._allowed_hosts or "*" in self._allowed_hosts or _is_address(name)
+
+    def _readable_origin(self, headers: Headers) -> str | None:
+        """The Origin if it may read our replies: a page of this machine or one that is listed, or an app that is no
+        web page at all.
+
+        No site can have another scheme than http or https, so `app://obsidian.md` or an editor's webview is a local
+        program; "null" is what sandboxed frames of any site send.
+        """
+        origin = headers.get("origin")
+        if origin is None or not self._allowed_origins.isdisjoint((origin, "*")):
+            return origin
+        scheme, mark, host = origin.partition("://")
+        if not mark or (scheme in ("http", "https") and _host_name(host) not in LOOPBACK_HOSTS):
+            return None
+        return origin
 
 
 class _Reply:
@@ -97,27 +128,25 @@ def _request_id(headers: Headers) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _allowed_origin(headers: Headers) -> str | None:
-    """The Origin if it may read our replies: a page of this machine, or an app that is no web page at all.
-
-    No site can have another scheme than http or https, so `app://obsidian.md` or an editor's webview is a local
-    program; "null" is what sandboxed frames of any site send.
-    """
-    origin = headers.get("origin")
-    if origin is None or "://" not in origin:
-        return None
-    scheme = origin.partition("://")[0]
-    if scheme in ("http", "https") and _host_name(origin.partition("://")[2]) not in LOOPBACK_HOSTS:
-        return None
-    return origin
-
-
 def _host_name(host: str) -> str:
     """`[::1]:8000` -> `::1`; what is no host at all -> ""."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """A page that we served ourselves, under whatever name."""
+    return bool(host) and origin.partition("://")[2] == host
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
@@ -137,12 +166,12 @@ def _preflight(headers: Headers, origin: str | None) -> Response:
     return Response(status_code=204, headers=allowed)
 
 
-def _wrong_host(headers: Headers) -> AppError:
+def _wrong_host(host: str) -> AppError:
     return AppError(
         403,
         "host_not_allowed",
-        f"Fireside does not answer under the name {echo(headers.get('host', ''))!r}.",
-        hint="Use localhost or 127.0.0.1.",
+        f"Fireside does not answer under the name {echo(host)!r}.",
+        hint="Use localhost or an address, or start Fireside with `--allowed-host NAME`.",
     )
 
 
@@ -151,5 +180,5 @@ def _wrong_origin(headers: Headers) -> AppError:
         403,
         "origin_not_allowed",
         f"Pages from {echo(headers.get('origin', ''))!r} may not call Fireside.",
-        hint="Pages served from this machine may.",
+        hint="Pages served from this machine may, and those that `--allowed-origin` names.",
     )

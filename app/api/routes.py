@@ -6,20 +6,25 @@ from collections.abc import Sequence
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
 
 from app.api.chat import chat_router
 from app.api.completions import completions_router
 from app.api.door import LOOPBACK_HOSTS, Door
 from app.api.errors import echo, error_response
+from app.api.guard import Guard
 from app.api.health import health_router
+from app.api.keys import Keyring
+from app.api.limits import Charging, Limits
 from app.api.metrics import Metrics
 from app.api.models import Shelf, models_router
 from app.chat.service import ChatService
 from app.errors import AppError
 
-__all__ = ["LOOPBACK_HOSTS", "Metrics", "Shelf", "install"]
+__all__ = ["LOOPBACK_HOSTS", "Charging", "Keyring", "Limits", "Metrics", "Shelf", "install"]
 
 _log = logging.getLogger("fireside.api")
+_OUR_FOLDERS = ("/v1/", "/api/")
 _ANY = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
@@ -30,17 +35,22 @@ def install(
     shelf: Shelf,
     metrics: Metrics,
     version: str,
-    allowed_hosts: frozenset[str] | None = LOOPBACK_HOSTS,
+    keys: Keyring,
+    limits: Limits,
+    allowed_hosts: frozenset[str] = LOOPBACK_HOSTS,
+    allowed_origins: frozenset[str] = frozenset(),
 ) -> None:
     """Add the routes, the error handlers and the door to `app`. Call it before the page is mounted at "/".
 
-    service        answers; the same object that the page gets. Make it with `ChatService(source, observer=metrics)`,
-                   so that every turn, the page's too, is counted
-    shelf          the models there are, and the state of the one in hand (app.api.models.Shelf)
-    metrics        `Metrics(stats)`, with stats() -> EngineStats | None of the engine in hand
-    version        of Fireside, for GET /version
-    allowed_hosts  names that the Host header may carry; LOOPBACK_HOSTS where the server is bound to loopback, with
-                   its own names added where it is bound elsewhere; None lets every name in
+    service          answers; the same object that the page gets. Make it with `ChatService(source, observer=
+                     Charging(limits, metrics))`, so that every turn is counted (the page's too) and charged
+    shelf            the models there are, and the state of the one in hand (app.api.models.Shelf)
+    metrics          `Metrics(stats)`, with stats() -> EngineStats | None of the engine in hand
+    version          of Fireside, for GET /version
+    keys             who is let in; an empty ring lets everyone in
+    limits           how much each key may ask
+    allowed_hosts    names that the Host header may carry, "*" for every name
+    allowed_origins  web pages elsewhere that may call, "*" for all
     """
     routers = [
         chat_router(service, shelf),
@@ -50,19 +60,30 @@ def install(
     ]
     for router in routers:
         app.include_router(router)
-    _refuse_the_rest(app, [route for router in routers for route in router.routes])
+    served = [route for router in routers for route in router.routes]
+    _refuse_the_rest(app, served)
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Door, allowed_hosts=allowed_hosts)
+    app.add_middleware(Guard, keys=keys, limits=limits, is_api=lambda scope: _is_api(served, scope))
+    app.add_middleware(Door, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
 
 
 def _refuse_the_rest(app: FastAPI, served: Sequence[BaseRoute]) -> None:
-    """Own every path under /v1, so that a mistyped one gets our error and not the page's."""
+    """Own every path under /v1 and /api, so that a mistyped one gets our error and not the page's."""
 
     @app.api_route("/v1/{path:path}", methods=_ANY, include_in_schema=False)
+    @app.api_route("/api/{path:path}", methods=_ANY, include_in_schema=False)
     async def unknown(request: Request, path: str) -> Response:
         allowed = _methods_of(served, request)
-        return error_response(_wrong_method(request, allowed) if allowed else _unknown_path(request))
+        return error_response(_wrong_method(request, allowed) if allowed else _unknown_path(request), request.url.path)
+
+
+def _is_api(served: Sequence[BaseRoute], scope: Scope) -> bool:
+    """Ours, or a mistyped path of ours; the rest is the page's."""
+    if scope["type"] != "http":
+        return False
+    is_ours = scope["path"].startswith(_OUR_FOLDERS) or scope["path"] == "/openapi.json"
+    return is_ours or any(route.matches(scope)[0] is not Match.NONE for route in served)
 
 
 def _methods_of(served: Sequence[BaseRoute], request: Request) -> set[str]:
@@ -89,12 +110,12 @@ def _unknown_path(request: Request) -> AppError:
 async def _app_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AppError)
     _log.info("request %s: refused, %s: %s", request.state.request_id, error.code, error.text)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """What starlette itself refuses (404, 405 outside /v1), in the same shape as our own refusals."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(_unknown_path(request))
-    return error_response(AppError(error.status_code, None, str(error.detail)))
+        return error_response(_unknown_path(request), request.url.path)
+    return error_response(AppError(error.status_code, None, str(error.detail)), request.url.path)

@@ -7,7 +7,7 @@ reported, all at once, each with its file, line, entry and key.
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from yaml.constructor import SafeConstructor
 from app.errors import AppError
 
 FORMATS = ("gptq", "awq", "compressed-tensors", "dense")  # what engine.quant reads
+_OTHER_NAME = "Choose another one for --model-alias."
 EMBEDDED_IDS = tuple(f"smollm2-135m-instruct{form}" for form in ("", "-dense", "-gptq", "-awq"))
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -53,11 +54,18 @@ class CatalogEntry:
 
 
 class Catalog:
-    """The entries of one or two models.yaml files, and the names that lead to them."""
+    """The entries of one or two models.yaml files, and the names that lead to them.
 
-    def __init__(self, entries: Sequence[CatalogEntry]) -> None:
+    elsewhere   names of models that no file knows (a repository, a folder)
+    """
+
+    def __init__(
+        self, entries: Sequence[CatalogEntry], elsewhere: Mapping[str, CatalogEntry] = MappingProxyType({})
+    ) -> None:
         self.entries = tuple(entries)
+        self._elsewhere = dict(elsewhere)
         self._by_name = {name.casefold(): entry for entry in self.entries for name in _names(entry)}
+        self._by_name |= {name.casefold(): entry for name, entry in elsewhere.items()}
 
     @classmethod
     def load(cls, path: Path, user_path: Path | None = None) -> "Catalog":
@@ -76,6 +84,27 @@ class Catalog:
         if mistakes:
             raise AppError(500, "bad_catalog", "The catalogue has mistakes:\n" + "\n".join(f"  {m}" for m in mistakes))
         return cls(entries)
+
+    def with_aliases(self, aliases: Sequence[tuple[str, str]]) -> "Catalog":
+        """With further names, as --model-alias gives them: (name, what it stands for).
+
+        Raises AppError: bad_alias where a name has a meaning already, or stands for nothing
+        """
+        catalog = self
+        for name, target in aliases:
+            catalog = catalog._with_alias(name, target)
+        return catalog
+
+    def _with_alias(self, name: str, target: str) -> "Catalog":
+        owner, entry = self._by_name.get(name.casefold()), self.find(target)
+        if owner is not None:
+            raise AppError(400, "bad_alias", f"The alias {name!r} belongs to {owner.id} already.", hint=_OTHER_NAME)
+        if entry is None:
+            raise AppError(400, "bad_alias", f"The alias {name!r} stands for {target!r}, which is no model here.")
+        if entry not in self.entries:
+            return Catalog(self.entries, self._elsewhere | {name: entry})
+        named = replace(entry, aliases=(*entry.aliases, name))
+        return Catalog([named if known == entry else known for known in self.entries], self._elsewhere)
 
     def find(self, name: str) -> CatalogEntry | None:
         """By id, alias or repository of the catalogue, in any case; else a folder that holds a model; else org/name."""

@@ -31,6 +31,8 @@ _log = logging.getLogger("fireside.models")
 RETRY_PAUSE_S = 10.0  # after a failed load, so that a crowd of requests does not load one broken model in a loop
 STOP_GRACE_S = 0.7  # a fetch looks at the stop flag several times a second
 
+_MOST_LISTED = 30
+
 State = Literal["empty", "loading", "ready", "failed"]
 
 
@@ -282,12 +284,15 @@ class ModelManager:
         entry = self._shelf.find(model)
         if entry is not None and entry.id == load.model_id:
             return
-        if entry is None or entry.id not in (known.id for known in self._shelf.entries()):
+        known = [known.id for known in self._shelf.entries()]
+        if entry is None or entry.id not in known:
+            if self._settings.model_fallback:
+                return
             raise AppError(
                 404,
                 "model_not_found",
                 f"The model `{model[:200]}` does not exist here.",
-                hint=f"`{load.model_id}` is in hand; GET /v1/models lists all.",
+                hint=f"`{load.model_id}` is in hand. There are: {_listed(known)}.",
                 param="model",
             )
         raise AppError(  # not 409: the openai client would try again by itself
@@ -358,6 +363,11 @@ def _load_error(load: _Load, error: Exception) -> AppError:
         return AppError(503, error.code, f"`{load.model_id}` could not be loaded: {error.message}")
     _log.error("loading %s failed", load.model_id, exc_info=error)
     return AppError(503, "load_failed", f"`{load.model_id}` could not be loaded: {type(error).__name__}: {error}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more (GET /v1/models lists all)" if more > 0 else "")
 
 
 def _closed() -> AppError:

@@ -3,6 +3,7 @@
 The manager's face to this house: which models there are, which lie there whole, and "let this one lie there".
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +27,16 @@ class ShelfState:
 
 
 class ModelShelf:
-    """models_dir  <home>/models; the user's own models.yaml lies beside it."""
+    """
+    models_dir  <home>/models; the user's own models.yaml lies beside it
+    aliases     further names: (name, what it stands for)
+    """
 
-    def __init__(self, models_dir: Path, catalog_file: Path = CATALOG_FILE) -> None:
+    def __init__(
+        self, models_dir: Path, catalog_file: Path = CATALOG_FILE, *, aliases: Sequence[tuple[str, str]] = ()
+    ) -> None:
         self._models_dir = models_dir
-        self._catalog = Catalog.load(catalog_file, models_dir.parent / "models.yaml")
+        self._catalog = Catalog.load(catalog_file, models_dir.parent / "models.yaml").with_aliases(aliases)
 
     def entries(self) -> tuple[CatalogEntry, ...]:
         return self._catalog.entries

@@ -35,6 +35,7 @@
       try {
         const reply = await fetch("ui/status", { cache: "no-store" });
         if (reply.ok) status = await reply.json();
+        else if (reply.status === 401) location.reload(); // the login has ended: the form is there now
       } catch { /* the server is away: the state already says so */ }
       drawStatus(status);
     }

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from app import server, settings
+from app import server, settings, tls
 from app.models.manager import ModelStatus
 from app.page_slot import PageSlot
 
@@ -273,3 +274,81 @@ async def test_the_slot_shows_the_stage_escaped_until_the_page_is_there() -> Non
 def test_importing_the_server_loads_neither_torch_nor_gradio() -> None:
     code = "import sys, app.server; sys.exit(bool({'torch', 'gradio', 'fastapi', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+# Who may come in
+
+
+@pytest.mark.parametrize(
+    ("host", "flags", "is_told"),
+    [
+        ("127.0.0.1", [], False),
+        ("::1", [], False),
+        ("localhost", [], False),
+        ("0.0.0.0", [], True),
+        ("::", [], True),
+        ("192.0.2.1", [], True),
+        ("0.0.0.0", ["--allow-no-key"], False),
+        ("0.0.0.0", ["--api-key", "some-key-1"], False),
+        ("0.0.0.0", ["--admin-key", "some-key-1"], False),
+    ],
+)
+def test_without_a_key_other_machines_are_let_in_only_when_that_is_said(
+    host: str, flags: list[str], is_told: bool, tmp_path: Path
+) -> None:
+    chosen = settings.load(settings.read_flags(["--host", host, "--home", str(tmp_path), *flags]), {})
+    if not is_told:
+        server.check_access(chosen)
+        return
+    with pytest.raises(settings.SettingsError, match=r"other machines can reach Fireside.*--allow-no-key"):
+        server.check_access(chosen)
+    assert server.main(["--host", host, "--home", str(tmp_path)]) == 2
+
+
+def test_the_server_answers_under_its_own_names_and_those_that_are_allowed(tmp_path: Path) -> None:
+    def names(*flags: str) -> frozenset[str]:
+        return server.own_names(settings.load(settings.read_flags([*flags, "--home", str(tmp_path)]), {}))
+
+    own = socket.gethostname().lower()
+    assert names() == {"127.0.0.1"}
+    assert names("--host", "0.0.0.0", "--allowed-host", "NAS.local") == {"0.0.0.0", own, f"{own}.local", "nas.local"}
+
+
+# HTTPS
+
+
+def test_a_self_signed_certificate_is_served_kept_and_made_anew_when_it_must_be(start: Start) -> None:
+    app = start("--ssl-self-signed")
+    until(lambda: "Fireside is ready: https://127.0.0.1:" in app.output, f"the address, got: {app.output}")
+    certfile, keyfile = app.home / "tls" / "certificate.pem", app.home / "tls" / "key.pem"
+    trusted = ssl.create_default_context(cafile=str(certfile))
+    port = app.output.rpartition("https://127.0.0.1:")[2].split()[0]
+    for name in ("127.0.0.1", "localhost"):
+        assert httpx.get(f"https://{name}:{port}/health", verify=trusted, timeout=60).json()["status"] == "ok"
+    with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+        httpx.get(f"https://127.0.0.1:{port}/health", timeout=60)
+    if os.name != "nt":
+        assert keyfile.stat().st_mode & 0o077 == 0
+    before = certfile.read_bytes()
+    assert tls.self_signed(app.home / "tls", "127.0.0.1") == (certfile, keyfile)
+    assert certfile.read_bytes() == before
+    tls.self_signed(app.home / "tls", "fireside.example")
+    assert certfile.read_bytes() != before, "another name needs another certificate"
+
+
+def test_a_certificate_that_cannot_be_used_is_told_before_the_start(tmp_path: Path) -> None:
+    certfile, keyfile = tls.self_signed(tmp_path / "a", "127.0.0.1")
+    _, other = tls.self_signed(tmp_path / "b", "127.0.0.1")
+    wrong = [
+        (["--ssl-certfile", str(certfile)], "is not possible"),
+        (["--ssl-certfile", str(certfile), "--ssl-keyfile", str(other)], "is not possible"),
+        (["--ssl-certfile", str(tmp_path / "none.pem")], "is not possible"),
+        (["--ssl-keyfile", str(keyfile)], "needs its certificate"),
+        (["--ssl-self-signed", "--ssl-certfile", str(certfile)], "one of the two"),
+    ]
+    for flags, told in wrong:
+        chosen = settings.load(settings.read_flags([*flags, "--home", str(tmp_path)]), {})
+        with pytest.raises(settings.SettingsError, match=told):
+            server.check_access(chosen)
+    fine = ["--ssl-certfile", str(certfile), "--ssl-keyfile", str(keyfile), "--home", str(tmp_path)]
+    server.check_access(settings.load(settings.read_flags(fine), {}))

@@ -40,6 +40,24 @@ def test_every_default_passes_its_own_check(tmp_path: Path) -> None:
         assert value is None or row.read(str(value) if isinstance(value, Path) else value) == value
 
 
+def test_what_may_come_several_times_is_a_list_in_each_source(tmp_path: Path) -> None:
+    flags = read_flags(["--allowed-host", "a", "--allowed-host", "b,c", "--model-alias", "gpt-4o = owner/x=y"])
+    assert flags == {"allowed_host": ("a", "b,c"), "model_alias": (("gpt-4o", "owner/x=y"),)}
+    assert load({}, {"FIRESIDE_HOME": str(tmp_path), "FIRESIDE_ALLOWED_HOST": "a, b,"}).allowed_host == ("a", "b")
+    assert load({}, with_file(tmp_path, "allowed_host: [a, b]\nmodel_alias: x=y")).allowed_host == ("a", "b")
+
+
+def test_a_switch_is_a_flag_alone(tmp_path: Path) -> None:
+    flags = read_flags(["--allow-no-key", "--no-browser", "--home", str(tmp_path)])
+    found = load(flags, {"FIRESIDE_SSL_SELF_SIGNED": "1"})
+    assert (found.allow_no_key, found.browser, found.ssl_self_signed, found.model_fallback) == (
+        True,
+        False,
+        True,
+        False,
+    )
+
+
 def test_text_and_yaml_give_the_same_values(tmp_path: Path) -> None:
     text = "max_model_len: 100\nkv_gb: 2\ngpu_memory_utilization: 0.5\nbrowser: false\nkv_cache_dtype: fp16\n"
     from_file = load({}, with_file(tmp_path, text))
@@ -69,6 +87,10 @@ WRONG: list[tuple[str, str]] = [
     ("kv_gb", "0"),
     ("kv_cache_dtype", "fp4"),
     ("log_level", "loud"),
+    ("allow_no_key", "perhaps"),
+    ("requests_per_minute", "0"),
+    ("model_alias", "gpt-4o"),
+    ("model_alias", "=x"),
 ]
 
 
@@ -83,7 +105,7 @@ def test_a_wrong_value_is_refused_with_its_source_and_what_is_allowed(name: str,
         load({}, with_file(tmp_path, f"{name}: {value!r}"))
     assert told in str(refused.value)
     assert f"`{name}` in {tmp_path / 'settings.yaml'}" in str(refused.value)
-    if name != "browser":
+    if row.takes == "value":
         with pytest.raises(SettingsError) as refused:
             read_flags([f"{row.flag}={value}"])
         assert f"{row.flag} {told}" in str(refused.value)

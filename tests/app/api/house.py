@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from app.api.keys import Keyring
+from app.api.limits import Charging, Limits
 from app.api.routes import LOOPBACK_HOSTS, Metrics, install
 from app.chat.service import ChatService
 from engine.types import EngineStats
@@ -15,13 +17,23 @@ from tests.fakes import FakeEngine, FakeModel, FakeShelf, FakeSource, Script, mo
 
 
 class House:
-    def __init__(self, folder: Path, script: Any = None, hosts: frozenset[str] | None = LOOPBACK_HOSTS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: Any = None,
+        *,
+        hosts: frozenset[str] = LOOPBACK_HOSTS,
+        origins: frozenset[str] = frozenset(),
+        keys: Keyring | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        budgets = limits or Limits()
         self.engine = FakeEngine(script or Script())
         self.stats: EngineStats | None = None
         self.source = FakeSource(FakeModel(folder, self.engine, info=model_info(max_model_len=200)))
         self.shelf = FakeShelf()
         self.metrics = Metrics(lambda: self.stats)
-        self.service = ChatService(self.source, observer=self.metrics)
+        self.service = ChatService(self.source, observer=Charging(budgets, self.metrics))
         self.app = FastAPI()
         install(
             self.app,
@@ -29,7 +41,10 @@ class House:
             shelf=self.shelf,
             metrics=self.metrics,
             version="1.2.3",
+            keys=keys or Keyring(),
+            limits=budgets,
             allowed_hosts=hosts,
+            allowed_origins=origins,
         )
 
     @asynccontextmanager

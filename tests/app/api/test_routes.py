@@ -371,8 +371,27 @@ async def test_pages_of_elsewhere_may_not(house: House, origin: str) -> None:
     response = await house.ask("OPTIONS", "/v1/models", headers=PREFLIGHT | {"origin": origin})
     error_of(response, 403)
     assert "access-control-allow-origin" not in response.headers
-    response = await house.ask("GET", "/v1/models", headers={"origin": origin})
-    assert "access-control-allow-origin" not in response.headers
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions")):
+        response = await house.ask(method, path, headers={"origin": origin})
+        assert error_of(response, 403)["code"] == "origin_not_allowed"
+        assert "access-control-allow-origin" not in response.headers
+
+
+async def test_a_page_that_we_served_ourselves_may_call_under_whatever_name(folder: Path) -> None:
+    house = House(folder, Script(), hosts=frozenset({"nas.local"}))
+    own = {"host": "nas.local:8000", "origin": "http://nas.local:8000"}
+    assert (await house.ask("GET", "/v1/models", headers=own)).status_code == 200
+    assert (await house.ask("GET", "/v1/models", headers=own | {"origin": "http://nas.local"})).status_code == 403
+
+
+async def test_listed_pages_of_elsewhere_may_call(folder: Path) -> None:
+    house = House(folder, Script(), origins=frozenset({"https://chat.example"}))
+    for origin, status in (("https://chat.example", 204), ("https://chat.example.evil", 403)):
+        response = await house.ask("OPTIONS", "/v1/models", headers=PREFLIGHT | {"origin": origin})
+        assert response.status_code == status
+    for origin in ("https://any.example", "null"):
+        response = await House(folder, origins=frozenset({"*"})).ask("GET", "/v1/models", headers={"origin": origin})
+        assert response.headers["access-control-allow-origin"] == origin
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8000", "", "[bad"])
@@ -380,13 +399,13 @@ async def test_an_unknown_host_is_refused_against_dns_rebinding(house: House, ho
     assert error_of(await house.ask("GET", "/v1/models", headers={"host": host}), 403)["code"] == "host_not_allowed"
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST:1"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST:1", "192.168.1.7:8000"])
 async def test_loopback_names_are_let_in(house: House, host: str) -> None:
     assert (await house.ask("GET", "/health", headers={"host": host})).status_code == 200
 
 
-async def test_without_a_host_list_every_name_is_let_in(folder: Path) -> None:
-    house = House(folder, Script(), hosts=None)
+async def test_a_star_lets_every_name_in(folder: Path) -> None:
+    house = House(folder, Script(), hosts=frozenset({"*"}))
     assert (await house.ask("GET", "/health", headers={"host": "nas.local"})).status_code == 200
 
 

@@ -215,3 +215,33 @@ def test_a_file_of_another_shape_is_told_with_its_line(tmp_path: Path, text: str
 def test_broken_yaml_is_told_with_its_file(tmp_path: Path, text: str) -> None:
     (mistake, *_) = mistakes(tmp_path, text)
     assert mistake.startswith(f"{tmp_path / 'models.yaml'} cannot be read: ")
+
+
+def test_an_alias_of_a_flag_is_one_more_name_for_a_model_of_the_catalogue_or_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    plain = load(tmp_path, GOOD)
+    catalog = plain.with_aliases([("gpt-4o", "tiny"), ("openai/gpt-4o", "org/other"), ("own", str(folder))])
+    named = catalog.find("GPT-4o")
+    assert named is not None and named.id == "small" and named.aliases == ("tiny", "mini", "gpt-4o")
+    assert named in catalog.entries and catalog.find("small") is named
+    assert catalog.resolve("openai/gpt-4o").repo == "org/other"
+    assert catalog.resolve("own").folder == folder
+    assert plain.find("gpt-4o") is None
+
+
+@pytest.mark.parametrize(
+    ("aliases", "words"),
+    [
+        ([("Tiny", "org/other")], "'Tiny' belongs to small already"),
+        ([("a", "org/one"), ("A", "org/two")], "'A' belongs to org/one already"),
+        ([("gpt-4o", "nothing")], "stands for 'nothing', which is no model here"),
+    ],
+)
+def test_an_alias_that_leads_nowhere_or_takes_a_name_away_is_refused(
+    tmp_path: Path, aliases: list[tuple[str, str]], words: str
+) -> None:
+    with pytest.raises(AppError) as refused:
+        load(tmp_path, GOOD).with_aliases(aliases)
+    assert refused.value.code == "bad_alias" and words in refused.value.message

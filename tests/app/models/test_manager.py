@@ -240,6 +240,26 @@ async def test_loading_another_model_closes_the_child_first_and_waiters_are_told
     assert (await manager.acquire("one")).engine.is_alive
 
 
+async def test_an_unknown_name_is_told_what_there_is(manager: ModelManager) -> None:
+    manager.load("one")
+    with pytest.raises(AppError) as refused:
+        await manager.acquire("gpt-4o")
+    assert refused.value.hint == "`one` is in hand. There are: one, two."
+
+
+async def test_with_the_fallback_an_unknown_name_means_the_model_in_hand_and_a_known_one_itself(
+    tmp_path: Path, shelf: TwoModels, engines: Engines
+) -> None:
+    chosen = settings.load({"model_fallback": True, "home": tmp_path}, {})
+    manager = ModelManager(chosen, shelf, engines)
+    manager.load("one")
+    assert (await manager.acquire("gpt-4o")).id == "one"
+    with pytest.raises(AppError) as refused:
+        await manager.acquire("two")
+    assert refused.value.code == "model_not_loaded"
+    await manager.close()
+
+
 async def test_closing_while_an_engine_starts_ends_it_and_whoever_waits(
     manager: ModelManager, engines: Engines
 ) -> None:

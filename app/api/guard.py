@@ -1,0 +1,114 @@
+"""Who is let in: the key of a request, what it may do, how much it may ask. Stands behind the door, before any route.
+
+Open to everyone: /health and the page's static files. Where keys are asked all else needs one: the API in a header,
+the page by its login.
+"""
+
+from collections.abc import Callable, Mapping
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.errors import error_response
+from app.api.keys import ApiKey, Keyring
+from app.api.limits import Limits, caller
+from app.api.login import LOGIN_PATH, Login
+from app.errors import AppError
+
+_OPEN = ("/health", "/favicon.ico", "/theme.css")
+_OPEN_FOLDERS = ("/assets/", "/static/")
+_NOBODY = ApiKey("", b"", is_admin=True)  # where no keys are asked: whoever reaches this machine's own address
+
+
+class Guard:
+    """
+    is_api   whether a route of the API serves this request; all else is the page's
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keyring, limits: Limits, is_api: Callable[[Scope], bool]) -> None:
+        self._app = app
+        self._keys = keys
+        self._limits = limits
+        self._is_api = is_api
+        self._login = Login(keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+        elif self._is_api(scope):
+            await self._api(scope, receive, send)
+        else:
+            await self._page(scope, receive, send)
+
+    async def _api(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            key = _NOBODY if scope["path"] in _OPEN else self._who(Headers(scope=scope))
+            scope.setdefault("state", {})["key"] = key
+            if scope["method"] == "POST":
+                send = _with_headers(send, lambda: self._limits.headers(key.name))
+                self._limits.admit(key.name)
+        except AppError as error:
+            await error_response(error, scope["path"])(scope, receive, send)
+        else:
+            caller.set(key.name)
+            await self._app(scope, receive, send)
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, path = Headers(scope=scope), scope["path"]
+        if not self._keys or path in _OPEN or path.startswith(_OPEN_FOLDERS):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif path == LOGIN_PATH and scope["method"] == "POST":
+            await (await self._login.enter(Request(scope, receive)))(scope, receive, send)
+        elif self._login.who(headers) is not None or self._key_in(headers) is not None:
+            await self._app(scope, receive, send)
+        elif path == "/" and scope["method"] == "GET":
+            await self._login.form()(scope, receive, send)
+        else:
+            await error_response(_no_key(headers), path)(scope, receive, send)
+
+    def _who(self, headers: Headers) -> ApiKey:
+        """Raises AppError (401)."""
+        if not self._keys:
+            return _NOBODY
+        key = self._key_in(headers)
+        if key is None:
+            raise _no_key(headers)
+        return key
+
+    def _key_in(self, headers: Headers) -> ApiKey | None:
+        """Clients send their key in one of three headers, some in more than one of them."""
+        return next((key for words in _words_in(headers) if (key := self._keys.find(words)) is not None), None)
+
+
+def admin(request: Request) -> None:
+    """A dependency of routes that change which model is in hand. Raises AppError (403)."""
+    if not request.state.key.is_admin:
+        raise AppError(
+            403,
+            "admin_key_required",
+            f"The key `{request.state.key.name}` may ask models, but not load or unload them.",
+            hint="Send an admin key (`--admin-key`, or `python -m app.api.keys new NAME --admin`).",
+        )
+
+
+def _words_in(headers: Headers) -> list[str]:
+    bearer = [value[7:] for value in headers.getlist("authorization") if value[:7].lower() == "bearer "]
+    found = [*bearer, *headers.getlist("api-key"), *headers.getlist("x-api-key")]
+    return [words.strip() for words in found if words.strip()]
+
+
+def _no_key(headers: Headers) -> AppError:
+    what = "This API key is not known here." if _words_in(headers) else "This server asks for an API key."
+    return AppError(401, "invalid_api_key", what, hint="Send a key as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+
+
+def _with_headers(send: Send, extra: Callable[[], Mapping[str, str]]) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(extra())
+        await send(message)
+
+    return send_with_headers

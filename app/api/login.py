@@ -1,0 +1,95 @@
+"""How the page gets in where keys are asked: a form takes the key once, a cookie shows later that it was right.
+
+The cookie holds a name, an end and a seal over both by a secret of this process; nothing is kept here. It opens the
+page alone, never the API: a page of another port of this machine would send it along too.
+"""
+
+import hashlib
+import hmac
+import html
+import secrets
+import time
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from app.api.keys import ApiKey, Keyring
+
+LOGIN_PATH = "/ui/login"
+COOKIE = "fireside_session"
+
+_LASTS_S = 30 * 24 * 3600
+_MAX_FORM_BYTES = 4096
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
+_FORM = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Fireside</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<style>
+:root {{ color-scheme: light dark; font: 1.1rem/1.5 system-ui, sans-serif }}
+body {{ min-height: 90vh; display: grid; place-content: center; text-align: center; padding: 1rem }}
+form {{ display: grid; gap: .7rem; width: min(22rem, 80vw) }}
+input, button {{ font: inherit; padding: .5rem .7rem }}
+</style></head>
+<body><main><h1>Fireside</h1><form method="post" action="ui/login">
+<label for="key">API key</label>
+<input id="key" name="key" type="password" required autofocus autocomplete="current-password">
+<button>Open</button><p role="alert">{told}</p></form></main></body></html>
+"""
+
+
+class Login:
+    def __init__(self, keys: Keyring, *, clock: Callable[[], float] = time.time) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+
+    def who(self, headers: Headers) -> ApiKey | None:
+        """The key by which this browser got in, if its cookie is ours and has not ended."""
+        try:
+            value = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return None
+        name, _, rest = value.value.partition(":") if value is not None else ("", "", "")
+        end, _, seal = rest.partition(":")
+        if not hmac.compare_digest(seal.encode(), self._seal(name, end).encode()) or float(end) < self._clock():
+            return None
+        return self._keys.named(name)
+
+    def form(self, told: str = "") -> Response:
+        """401, as nothing is shown yet; a browser draws it all the same."""
+        headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+        return HTMLResponse(_FORM.format(told=html.escape(told)), 401, headers)
+
+    async def enter(self, request: Request) -> Response:
+        """Take what the form sends."""
+        key = self._keys.find(await _sent_key(request))
+        if key is None:
+            return self.form("This key is not known here.")
+        reply = RedirectResponse("..", 303)
+        end = str(int(self._clock() + _LASTS_S))
+        reply.set_cookie(
+            COOKIE,
+            f"{key.name}:{end}:{self._seal(key.name, end)}",
+            max_age=_LASTS_S,
+            secure=request.scope["scheme"] == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return reply
+
+    def _seal(self, name: str, end: str) -> str:
+        return hmac.new(self._secret, f"{name}:{end}".encode(), hashlib.sha256).hexdigest()
+
+
+async def _sent_key(request: Request) -> str:
+    from urllib.parse import parse_qs
+
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > _MAX_FORM_BYTES:
+            return ""
+    return parse_qs(raw.decode("utf-8", "replace")).get("key", [""])[0].strip()
