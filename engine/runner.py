@@ -66,7 +66,7 @@ class ModelRunner:
         al. 2025, Qwen3 Embedding). Writes the plan's KV.
         """
         hidden, sample_rows = self._hidden(plan)
-        return normalize(self._decoder.normed(hidden[sample_rows]).float(), dim=-1)
+        return normalize(hidden[sample_rows].float(), dim=-1)
 
     @torch.inference_mode()
     def submit(self, plan: BatchPlan) -> PendingStep:
@@ -88,7 +88,7 @@ class ModelRunner:
         return self._grammars.compile(spec)
 
     def _hidden(self, plan: BatchPlan) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens, hidden] of the whole plan, and the rows of those that sample."""
+        """[tokens, hidden] of the whole plan after the last norm, and the rows of those that sample."""
         batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
         return self._decoder.hidden(batch, self._cache), batch.sample_rows
 

@@ -1,7 +1,8 @@
 """The public face of the kernels: one function an op, and the choice of who computes it.
 
-On a CPU the fp32 forms under `cpu/` run wherever they can take the case; everything else is `reference.py`. The CPU's
-are imported when the first is asked for: numba compiles them then, which the start on a card need not wait for.
+On a CPU the fp32 forms under `cpu/` run wherever they can take the case, on a card the Triton forms under `gpu/`;
+everything else is `reference.py`. Each half is imported when the first of it is asked for: numba compiles then, which
+the start on a card need not wait for, and triton is needed nowhere but on a card.
 REFERENCE=1 in the environment takes the reference everywhere (read once, at import).
 """
 
@@ -27,10 +28,22 @@ def _cpu() -> ModuleType:
     return kernels.cpu
 
 
+@cache
+def _gpu() -> ModuleType:
+    import kernels.gpu
+    from kernels.gpu import activation, embedding, norm  # noqa: F401 (found as its attributes)
+
+    return kernels.gpu
+
+
 def prepare(device: Device) -> None:
     """Have the device's kernels ready: on a CPU they are compiled here, once, which takes up to a minute."""
-    if device.kind == "cpu" and not _REFERENCE_ONLY:
+    if _REFERENCE_ONLY:
+        return
+    if device.kind == "cpu":
         _cpu()
+    else:
+        _gpu()
 
 
 def _on_cpu(x: torch.Tensor) -> bool:
@@ -38,22 +51,54 @@ def _on_cpu(x: torch.Tensor) -> bool:
     return x.is_cpu and x.dtype is torch.float32 and not _REFERENCE_ONLY
 
 
+def _on_card(x: torch.Tensor) -> bool:
+    return x.is_cuda and not _REFERENCE_ONLY
+
+
+def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of the embedding: token_ids [tokens] int64, table [vocab, hidden] -> [tokens, hidden] in dtype.
+
+    Rounded to dtype, then times scale and rounded again, as models with a scale (Gemma) were trained.
+    """
+    if _on_card(table):
+        return _gpu().embedding.embed(token_ids, table, scale, dtype)
+    return reference.embed(token_ids, table, scale, dtype)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Root-mean-square norm over the last axis. x [..., hidden], weight [hidden] -> x's shape and dtype.
 
     Rounds to the weight's dtype before the product: a weight in x's dtype is Llama's form, one in fp32 Gemma's.
     """
+    if _on_card(x):
+        return _gpu().norm.rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(
+    x: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    order: torch.Tensor | None = None,
+    x_norm: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Add x to the residual stream in place and normalise the sum.
 
-    x, residual [tokens, hidden], weight [hidden] -> [tokens, hidden]
+    x         [tokens, hidden]; None where there is nothing to add yet
+    residual  [tokens, hidden], contiguous; weight [hidden], rounding as `rms_norm`
+    order     [hidden] int64: column i of the result is column order[i] of the norm (act-order weights); None leaves it
+    x_norm    [hidden]: x is normalised by this weight before it is added (Gemma); None adds it as it is
+    Returns   [tokens, hidden]
     """
-    if _on_cpu(x):
-        return _cpu().norm.add_rms_norm(x, residual, weight, eps)
-    return reference.add_rms_norm(x, residual, weight, eps)
+    if _on_card(residual):
+        return _gpu().norm.add_rms_norm(x, residual, weight, eps, order, x_norm)
+    if not _on_cpu(residual):
+        return reference.add_rms_norm(x, residual, weight, eps, order, x_norm)
+    if x is not None and x_norm is not None:
+        x = reference.rms_norm(x, x_norm, eps)
+    normed = _cpu().norm.add_rms_norm(torch.zeros_like(residual) if x is None else x, residual, weight, eps)
+    return normed if order is None else normed[:, order]
 
 
 def rope_write_kv(
@@ -117,11 +162,15 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """SwiGLU's middle: [tokens, 2 * n], gate first -> silu(gate) * up, [tokens, n]."""
     if _on_cpu(gate_up):
         return _cpu().activation.silu_mul(gate_up.contiguous())
+    if _on_card(gate_up):
+        return _gpu().activation.silu_mul(gate_up)
     return reference.silu_mul(gate_up)
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """GeGLU's middle: [tokens, 2 * n], gate first -> gelu(gate) * up, [tokens, n], by the tanh form of GELU."""
+    if _on_card(gate_up):
+        return _gpu().activation.gelu_tanh_mul(gate_up)
     return reference.gelu_tanh_mul(gate_up)
 
 

@@ -14,15 +14,31 @@ from kernels.w4 import W4Weight
 _SOFTCAP_ROWS = 128  # queries whose scores exist at once: 34 MB at 8 heads and 8,192 keys
 
 
+def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """See `ops.embed`."""
+    rows = table[token_ids].to(dtype)
+    return rows if scale == 1.0 else rows * scale
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `ops.rms_norm`."""
     scaled = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
     return (scaled.to(weight.dtype) * weight).to(x.dtype)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual += x in place; the norm of the sum."""
-    return rms_norm(residual.add_(x), weight, eps)
+def add_rms_norm(
+    x: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    order: torch.Tensor | None = None,
+    x_norm: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `ops.add_rms_norm`."""
+    if x is not None:
+        residual.add_(x if x_norm is None else rms_norm(x, x_norm, eps))
+    normed = rms_norm(residual, weight, eps)
+    return normed if order is None else normed[:, order]
 
 
 def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:

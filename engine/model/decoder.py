@@ -36,18 +36,27 @@ class Layer:
         return *self.attention.linears, *self.ffn.linears
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, cache: PagedKV, cos_sin: torch.Tensor
-    ) -> torch.Tensor:
-        """x is what the layer before has to add to the residual stream; returns what this one has."""
+        self, step: "Addend", residual: torch.Tensor, batch: ForwardBatch, cache: PagedKV, cos_sin: torch.Tensor
+    ) -> "Addend":
+        """`step` is what the layer before has to add to the residual stream; returns what this one has."""
         norms = self.norms
-        x = self.attention(ops.add_rms_norm(x, residual, norms.attention, norms.eps), batch, cache, cos_sin)
-        x = _normed(x, norms.after_attention, norms.eps)
-        x = self.ffn(ops.add_rms_norm(x, residual, norms.ffn, norms.eps))
-        return _normed(x, norms.after_ffn, norms.eps)
+        x = self.attention(step.add_to(residual, norms.attention, norms.eps), batch, cache, cos_sin)
+        x = self.ffn(Addend(x, norms.after_attention).add_to(residual, norms.ffn, norms.eps))
+        return Addend(x, norms.after_ffn)
 
 
-def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    return x if weight is None else ops.rms_norm(x, weight, eps)
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """What is to be added to the residual stream next: x [tokens, hidden], or nothing yet, and the norm that it goes
+    through before. One launch does this, the sum and the norm that follows.
+    """
+
+    x: torch.Tensor | None = None
+    norm: torch.Tensor | None = None
+
+    def add_to(self, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Change the residual in place; returns the norm of the sum by `weight`."""
+        return ops.add_rms_norm(self.x, residual, weight, eps, x_norm=self.norm)
 
 
 class Decoder:
@@ -93,21 +102,15 @@ class Decoder:
         return total + self.embedding.numel() * self.embedding.element_size()
 
     def hidden(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
-        """[tokens, hidden] before the last norm."""
-        x = self.embedding[batch.token_ids].to(self._dtype)
-        if self._embedding_scale != 1.0:
-            x = x * self._embedding_scale
-        residual = torch.zeros_like(x)
+        """[tokens, hidden] after the last norm: what the head, or a pooling, is given."""
+        residual = ops.embed(batch.token_ids, self.embedding, self._embedding_scale, self._dtype)
+        step = Addend()
         for layer, layer_cache, cos_sin in zip(self.layers, cache.layers, self._cos_sin, strict=True):
-            x = layer(x, residual, batch, layer_cache, cos_sin)
-        return residual + x
-
-    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] after the last norm: what the head, or a pooling, is given."""
-        return ops.rms_norm(hidden, self.norm, self.spec.norm.eps)
+            step = layer(step, residual, batch, layer_cache, cos_sin)
+        return step.add_to(residual, self.norm, self.spec.norm.eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocab] fp32"""
-        logits = self.head(self.normed(hidden)).float()
+        logits = self.head(hidden).float()
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
