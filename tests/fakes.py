@@ -245,6 +245,11 @@ class FakeCard:
     state: str = "unloaded"
     max_model_len: int | None = None
     context_length: int | None = None
+    aliases: tuple[str, ...] = ()
+    format: str | None = None
+    size_bytes: int = 0
+    thinks: bool = False
+    architecture: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -252,22 +257,47 @@ class FakeHealth:
     state: str = "ready"
     model: str = "fake-model"
     detail: str = ""
+    fraction: float | None = None
 
 
 @dataclass
 class FakeShelf:
-    """app.api's Shelf."""
+    """app.api's Shelf. `asked` is what it was told to load and unload."""
 
     held: list[FakeCard] = field(
         default_factory=lambda: [
-            FakeCard(id="fake-model", state="loaded", max_model_len=1000, context_length=2000),
-            FakeCard(id="owner/other-4bit", context_length=4096),
+            FakeCard(
+                id="fake-model",
+                state="loaded",
+                max_model_len=1000,
+                context_length=2000,
+                aliases=("fake",),
+                format="gptq",
+                architecture="llama",
+            ),
+            FakeCard(id="owner/other-4bit", context_length=4096, size_bytes=5_000_000_000, thinks=True),
         ]
     )
     now: FakeHealth = field(default_factory=FakeHealth)
+    asked: list[str] = field(default_factory=list)
 
     def cards(self) -> Sequence[FakeCard]:
         return self.held
 
     def health(self) -> FakeHealth:
         return self.now
+
+    def check(self, name: str) -> None:
+        if name not in [card.id for card in self.held]:
+            raise AppError(404, "model_not_found", f"There is no model {name!r}.", param="model")
+
+    def holds(self, name: str) -> bool:
+        return bool(self.now.model) and name in ("", self.now.model)
+
+    def load(self, name: str) -> None:
+        self.asked.append(f"load {name}")
+        self.now = FakeHealth(state="loading", model=name)
+
+    async def unload(self) -> None:
+        self.asked.append("unload")
+        self.now = FakeHealth(state="empty", model="")

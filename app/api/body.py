@@ -16,7 +16,11 @@ Body = TypeVar("Body", bound=BaseModel)
 
 async def read_body(request: Request, model: type[Body]) -> Body:
     """The body as `model`, whatever its Content-Type says. Raises AppError."""
-    raw = await _bounded(request)
+    return parse_body(await raw_body(request), model)
+
+
+def parse_body(raw: bytes, model: type[Body]) -> Body:
+    """Raises AppError (400)."""
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
@@ -46,7 +50,8 @@ def _without_refs(schema: Any, definitions: dict[str, Any]) -> Any:
     return {key: _without_refs(value, definitions) for key, value in schema.items()}
 
 
-async def _bounded(request: Request) -> bytes:
+async def raw_body(request: Request) -> bytes:
+    """Raises AppError (413) beyond MAX_BODY_BYTES."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
         raise _too_large(f"{int(declared):,} bytes")

@@ -1,4 +1,7 @@
-"""GET /v1/models, /v1/models/{id}: what is on the shelf. Instant: never waits for a load, never reads a disk."""
+"""GET /v1/models, /v1/models/{id}: what is on the shelf. Instant: never waits for a load, never reads a disk.
+
+/models is the same list in the words of llama.cpp's router too; what other servers call it is in discovery.py.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -16,6 +19,9 @@ class ModelCard(Protocol):
     state            "unloaded" | "loading" | "loaded" | "failed"
     max_model_len    tokens that a request may hold as loaded now; None while not loaded
     context_length   tokens that the architecture was trained for; None if not known yet
+    format           "gptq", "awq", ...; None if not known yet
+    thinks           it thinks in tags before it answers
+    architecture     None while not loaded
     """
 
     @property
@@ -28,13 +34,24 @@ class ModelCard(Protocol):
     def max_model_len(self) -> int | None: ...
     @property
     def context_length(self) -> int | None: ...
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+    @property
+    def format(self) -> str | None: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def thinks(self) -> bool: ...
+    @property
+    def architecture(self) -> str | None: ...
 
 
 class Health(Protocol):
     """
-    state    "empty" | "loading" | "ready" | "failed"
-    model    id of the model in hand, or the one that is loading; "" where there is none
-    detail   one line for people: the stage of the load, or why it failed
+    state     "empty" | "loading" | "ready" | "failed"
+    model     id of the model in hand, or the one that is loading; "" where there is none
+    detail    one line for people: the stage of the load, or why it failed
+    fraction  0 to 1 of that stage; None where it cannot be known
     """
 
     @property
@@ -43,13 +60,30 @@ class Health(Protocol):
     def model(self) -> str: ...
     @property
     def detail(self) -> str: ...
+    @property
+    def fraction(self) -> float | None: ...
 
 
 class Shelf(Protocol):
-    """What models there are and how the one in hand is. Asked on the event loop, so both answer from memory."""
+    """What models there are and how the one in hand is. Asked on the event loop, so these answer from memory."""
 
     def cards(self) -> Sequence[ModelCard]: ...
     def health(self) -> Health: ...
+    def check(self, name: str) -> None:
+        """Raises AppError (404, with what there is) where no model can go by this name."""
+        ...
+
+    def holds(self, name: str) -> bool:
+        """Whether `name` means the model in hand or the one that is loading; "" does."""
+        ...
+
+    def load(self, name: str) -> None:
+        """Begin to bring this model in hand; the one in hand goes first."""
+        ...
+
+    async def unload(self) -> None:
+        """Let go of the model in hand."""
+        ...
 
 
 def models_router(shelf: Shelf) -> APIRouter:
@@ -65,18 +99,24 @@ def models_router(shelf: Shelf) -> APIRouter:
     async def one_model(model_id: str) -> dict[str, Any]:
         if not model_id:  # "/v1/models/": the list, with a trailing slash
             return await list_models()
-        for card in shelf.cards():
-            if card.id == model_id.rstrip("/"):
-                return _item(card)
-        raise AppError(
-            404,
-            "model_not_found",
-            f"There is no model {echo(model_id)!r} here.",
-            hint="GET /v1/models lists what there is.",
-            param="model",
-        )
+        return _item(card_of(shelf, model_id.rstrip("/")))
 
     return router
+
+
+def card_of(shelf: Shelf, name: str) -> ModelCard:
+    """By id or alias; "" is the model in hand. Raises AppError (404)."""
+    wanted = (name or shelf.health().model).casefold()
+    for card in shelf.cards():
+        if wanted in (card.id.casefold(), *(alias.casefold() for alias in card.aliases)):
+            return card
+    raise AppError(
+        404,
+        "model_not_found",
+        f"There is no model {echo(name)!r} here." if name else "No model is in hand.",
+        hint="GET /v1/models lists what there is.",
+        param="model",
+    )
 
 
 def _item(card: ModelCard) -> dict[str, Any]:
@@ -87,6 +127,15 @@ def _item(card: ModelCard) -> dict[str, Any]:
         "created": card.created,
         "owned_by": "fireside",
         "state": card.state,
+        "status": router_status(card),
+        "aliases": list(card.aliases),
         "max_model_len": card.max_model_len or card.context_length,
         "context_length": card.max_model_len or card.context_length,
     }
+
+
+def router_status(card: ModelCard) -> dict[str, Any]:
+    """In the words of llama.cpp's router: a load that failed is an unloaded model with a mark."""
+    if card.state == "failed":
+        return {"value": "unloaded", "failed": True}
+    return {"value": card.state}

@@ -10,14 +10,17 @@ from starlette.types import Scope
 
 from app.api.chat import chat_router
 from app.api.completions import completions_router
+from app.api.discovery import discovery_router
 from app.api.door import LOOPBACK_HOSTS, Door
 from app.api.errors import echo, error_response
 from app.api.guard import Guard
 from app.api.health import health_router
 from app.api.keys import Keyring
 from app.api.limits import Charging, Limits
+from app.api.loading import loading_router
 from app.api.metrics import Metrics
 from app.api.models import Shelf, models_router
+from app.api.tokens import tokens_router
 from app.chat.service import ChatService
 from app.errors import AppError
 
@@ -55,7 +58,10 @@ def install(
     routers = [
         chat_router(service, shelf),
         completions_router(service, shelf),
+        loading_router(shelf),  # before the list, which takes every path below /models
         models_router(shelf),
+        tokens_router(service),
+        discovery_router(service, shelf, version),
         health_router(shelf, metrics, version),
     ]
     for router in routers:

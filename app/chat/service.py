@@ -32,6 +32,8 @@ from engine.types import FinishReason, ModelInfo, RequestTimes, TokenEvent
 
 _log = logging.getLogger("fireside.chat")
 
+MAX_COUNTED_CHARS = 4_000_000  # a second and some 150 MB
+
 Ending = Literal["stop", "length", "abort", "error"]
 
 
@@ -123,6 +125,17 @@ class ChatService:
                 async for delta in deltas:
                     yield delta
 
+    async def text_of(self, model: str) -> tuple[LoadedModel, ModelText]:
+        """A model that can answer, and what its folder says about text. Waits for a load. Raises AppError."""
+        loaded = await self._source.acquire(model)
+        return loaded, await self._texts.of(loaded.folder)
+
+    async def prompt_ids(self, request: ChatRequest) -> tuple[int, ...]:
+        """The tokens that `stream` would make of a conversation, also where they do not fit. Raises AppError (400)."""
+        _, text = await self.text_of(request.model)
+        check_countable(sum(len(message.content) for message in request.messages))
+        return (await text.chat_prompt(request, lambda fewest: None))[1]
+
     async def _answer(
         self,
         turn: TurnRecord,
@@ -176,6 +189,17 @@ class ChatService:
             if self._observer is not None:
                 self._observer.ended(turn)
             _log.info(_line(turn))
+
+
+def check_countable(num_chars: int) -> None:
+    """What is only counted meets no context that would bound it. Raises AppError (400)."""
+    if num_chars > MAX_COUNTED_CHARS:
+        raise AppError(
+            400,
+            "text_too_long",
+            f"The text has {num_chars:,} characters; at most {MAX_COUNTED_CHARS:,} are made into tokens at once.",
+            hint="Send it in parts.",
+        )
 
 
 @dataclass(frozen=True, slots=True)

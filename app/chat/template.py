@@ -205,3 +205,10 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def told_of_tokenizer(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json with its special tokens written plain, and the chat template wherever it lies."""
+    config = read_json_if_there(folder / "tokenizer_config.json")
+    tokens = _special_tokens(read_json_if_there(folder / "special_tokens_map.json") | config)
+    return config | tokens | {"chat_template": _find_source(folder, config)}

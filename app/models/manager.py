@@ -118,13 +118,22 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """One line of GET /v1/models."""
+    """One line of GET /v1/models.
+
+    format        gptq, awq, ...; None where it is not known
+    architecture  known once the model is loaded
+    """
 
     id: str
     created: int
     state: Literal["unloaded", "loading", "loaded", "failed"]
     max_model_len: int | None
     context_length: int | None
+    aliases: tuple[str, ...] = ()
+    format: str | None = None
+    size_bytes: int = 0
+    thinks: bool = False
+    architecture: str | None = None
 
 
 class _Stopped(Exception):
@@ -186,6 +195,7 @@ class ModelManager:
         self._start_engine = start_engine
         self._retry_pause_s = retry_pause_s
         self._load: _Load | None = None
+        self._unloading: asyncio.Task[None] | None = None
         self._is_closed = False
         self._created = int(time.time())
 
@@ -201,6 +211,23 @@ class ModelManager:
         load.outcome = asyncio.create_task(self._replace(previous, load), name=f"load {name}")
         load.outcome.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         self._load = load
+
+    def holds(self, name: str) -> bool:
+        """Whether `name` means the model in hand, or the one that is loading; "" does."""
+        load = self._load
+        if load is None or load.error is not None or (load.ready is not None and not load.ready.engine.is_alive):
+            return False
+        if name in ("", load.name, load.model_id):
+            return True
+        entry = self._shelf.find(name)
+        return entry is not None and entry.id == load.model_id
+
+    async def unload(self) -> None:
+        """Let go of the model in hand or of its load. Whoever waits for it gets an error."""
+        load, self._load = self._load, None
+        if load is not None:
+            self._unloading = asyncio.create_task(_end(load), name=f"unload {load.name}")
+            await asyncio.shield(self._unloading)
 
     async def acquire(self, model: str) -> ReadyModel:
         """The model in hand when it can answer: waits for its load, and starts a new child where the last one died.
@@ -244,34 +271,46 @@ class ModelManager:
     def cards(self) -> list[ModelCard]:
         """The catalogue, and the model in hand where it is no part of it."""
         now = self.status()
-        entries = {entry.id: entry.context_length for entry in self._shelf.entries()}
+        entries = {entry.id: entry for entry in self._shelf.entries()}
         if now.model:
-            entries.setdefault(now.model, None)
-        return [self._card(model_id, context_length, now) for model_id, context_length in entries.items()]
+            entries.setdefault(now.model, CatalogEntry(id=now.model))
+        return [self._card(entry, now) for entry in entries.values()]
 
     async def close(self) -> None:
         """End the load or the child. Whoever waits gets an error. Twice is the same as once."""
         self._is_closed = True
         if self._load is not None:
             await _end(self._load)
+        await self._unloaded()
 
-    def _card(self, model_id: str, context_length: int | None, now: ModelStatus) -> ModelCard:
+    async def _unloaded(self) -> None:
+        """Return when what was let go of is gone, and its memory with it."""
+        if self._unloading is not None:
+            await asyncio.wait({self._unloading})
+
+    def _card(self, entry: CatalogEntry, now: ModelStatus) -> ModelCard:
         words: dict[State, Literal["unloaded", "loading", "loaded", "failed"]]
         words = {"empty": "unloaded", "loading": "loading", "ready": "loaded", "failed": "failed"}
-        is_in_hand = model_id == now.model
+        is_in_hand = entry.id == now.model
+        ready = self._load.ready if is_in_hand and self._load else None
         return ModelCard(
-            id=model_id,
+            id=entry.id,
             created=self._created,
             state=words[now.state] if is_in_hand else "unloaded",
             max_model_len=now.max_model_len if is_in_hand else None,
-            context_length=context_length,
+            context_length=ready.info.context_length if ready else entry.context_length,
+            aliases=entry.aliases,
+            format=(ready.info.quantization or "dense") if ready else entry.format,
+            size_bytes=entry.size_bytes,
+            thinks=entry.reasoning is not None,
+            architecture=ready.info.architecture if ready else None,
         )
 
     def _in_hand(self, model: str) -> _Load:
         """The current load, if `model` means it; a failed one is tried again after the pause."""
         load = self._load
         if load is None or self._is_closed:
-            raise _closed() if self._is_closed else AppError(503, "no_model", "No model is loaded.")
+            raise _closed() if self._is_closed else _no_model()
         if model not in ("", load.name, load.model_id):
             self._check_same(model, load)
         if load.error is not None and time.monotonic() - load.failed_at >= self._retry_pause_s:
@@ -306,6 +345,7 @@ class ModelManager:
     async def _replace(self, previous: _Load | None, load: _Load) -> ReadyModel:
         if previous is not None:
             await _end(previous)
+        await self._unloaded()
         try:
             return await self._bring(load)
         except Exception as error:
@@ -368,6 +408,12 @@ def _load_error(load: _Load, error: Exception) -> AppError:
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _MOST_LISTED
     return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more (GET /v1/models lists all)" if more > 0 else "")
+
+
+def _no_model() -> AppError:
+    return AppError(
+        503, "no_model", "No model is loaded.", hint="POST /models/load loads one; GET /v1/models lists all."
+    )
 
 
 def _closed() -> AppError:

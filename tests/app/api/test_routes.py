@@ -5,14 +5,13 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.errors import BadRequest, EngineClosed, EngineDied, TooManyRequests
 from engine.types import EngineStats, FinishReason, GrammarKind, GrammarSpec
+from tests.app.api.answers import error_of, events
 from tests.app.api.house import USER, House
 from tests.fakes import EOS, FakeHealth, Script, byte_model_folder, ids
 
@@ -25,26 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def house(folder: Path) -> House:
     return House(folder, Script(token_ids=ids("Hello"), num_cached=4))
-
-
-def events(response: httpx.Response) -> list[Any]:
-    """The data of a stream in order; the last is the string [DONE]."""
-    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    frames = [frame for frame in response.text.split("\n\n") if frame]
-    assert all(frame.startswith(("data: ", ": ")) for frame in frames)
-    data = [frame.removeprefix("data: ") for frame in frames if frame.startswith("data: ")]
-    return [item if item == "[DONE]" else json.loads(item) for item in data]
-
-
-def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    """Checks the shape that every error has."""
-    assert response.status_code == status, response.text
-    assert response.headers["x-request-id"]
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["code"] is None or isinstance(error["code"], str)
-    assert not any(leak in error["message"] for leak in ("Traceback", "site-packages", "/home", "0x"))
-    return error
 
 
 async def test_a_whole_chat_answer(house: House) -> None:
@@ -271,6 +250,8 @@ async def test_the_model_list(house: House, path: str) -> None:
         "created": 0,
         "owned_by": "fireside",
         "state": "loaded",
+        "status": {"value": "loaded"},
+        "aliases": ["fake"],
         "max_model_len": 1000,
         "context_length": 1000,
     }
@@ -279,6 +260,7 @@ async def test_the_model_list(house: House, path: str) -> None:
 
 async def test_one_model_also_with_a_slash_in_its_name(house: House) -> None:
     assert (await house.ask("GET", "/v1/models/owner/other-4bit")).json()["id"] == "owner/other-4bit"
+    assert (await house.ask("GET", "/v1/models/Fake/")).json()["id"] == "fake-model", "an alias"
     assert error_of(await house.ask("GET", "/v1/models/none"), 404)["code"] == "model_not_found"
 
 

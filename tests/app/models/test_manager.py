@@ -323,3 +323,33 @@ async def test_without_a_load_there_is_no_model(manager: ModelManager) -> None:
     assert manager.status().state == "empty"
     with pytest.raises(AppError, match="No model is loaded"):
         await manager.acquire("")
+
+
+async def test_unloading_frees_the_engine_and_whoever_asks_is_told(manager: ModelManager, engines: Engines) -> None:
+    manager.load("uno")
+    assert manager.holds("") and manager.holds("uno") and not manager.holds("two")
+    await manager.acquire("")
+    assert manager.holds("one") and manager.cards()[0].architecture == "llama"
+    await manager.unload()
+    assert engines.children[0].is_closed and manager.status().state == "empty" and not manager.holds("")
+    with pytest.raises(AppError) as refused:
+        await manager.acquire("one")
+    assert refused.value.code == "no_model" and "POST /models/load" in refused.value.hint
+    manager.load("two")
+    assert (await manager.acquire("two")).id == "two"
+    await manager.unload()
+    await manager.unload()
+
+
+async def test_unloading_in_the_middle_of_a_load_ends_it_and_its_waiters(
+    manager: ModelManager, engines: Engines
+) -> None:
+    engines.gate.clear()
+    manager.load("one")
+    await until(lambda: manager.status().stage == "reading weights")
+    waiting = asyncio.create_task(manager.acquire("one"))
+    await asyncio.sleep(0)
+    await manager.unload()
+    with pytest.raises(AppError) as refused:
+        await waiting
+    assert refused.value.code == "no_model" and engines.num_cancelled == 1

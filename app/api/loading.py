@@ -1,0 +1,87 @@
+"""POST /models/load, /models/unload, GET /models/sse: which model is in hand, as llama.cpp's router has it.
+
+A load is begun and not waited for: GET /models, or the events, tell when it is done.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import StreamingResponse
+
+from app.api.body import body_schema, invalid, read_body
+from app.api.dialect import SSE_TYPE, sse
+from app.api.errors import echo
+from app.api.guard import admin
+from app.api.models import Health, Shelf
+
+_LOOK_EVERY_S = 0.25
+_LOOKS_TO_KEEP_ALIVE = 40
+_WORDS = {"ready": "loaded", "loading": "loading"}
+
+
+class ModelBody(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    model: str
+
+
+def loading_router(shelf: Shelf) -> APIRouter:
+    router = APIRouter(tags=["loading"], dependencies=[Depends(admin)])
+
+    @router.post("/models/load", openapi_extra=body_schema(ModelBody))
+    async def load(request: Request) -> dict[str, bool]:
+        """Begin to load; a model that is loaded or loading already is left as it is."""
+        name = (await read_body(request, ModelBody)).model
+        shelf.check(name)
+        if not shelf.holds(name):
+            shelf.load(name)
+        return {"success": True}
+
+    @router.post("/models/unload", openapi_extra=body_schema(ModelBody))
+    async def unload(request: Request) -> dict[str, bool]:
+        """Returns when the memory is free again."""
+        name = (await read_body(request, ModelBody)).model
+        if not shelf.holds(name):
+            raise invalid("model", f"{echo(name)} is not loaded; in hand is {shelf.health().model or 'no model'}.")
+        await shelf.unload()
+        return {"success": True}
+
+    @router.get("/models/sse")
+    async def events() -> Response:
+        return StreamingResponse(_events(shelf), media_type=SSE_TYPE, headers={"Cache-Control": "no-cache"})
+
+    return router
+
+
+async def _events(shelf: Shelf) -> AsyncIterator[bytes]:
+    """The state now, then every change of it."""
+    model, num_looks = "", 0
+    told: dict[str, Any] = {}
+    while True:
+        now = shelf.health()
+        if model and model != now.model:
+            yield sse(_event(model, {"status": "unloaded"}))
+            told = {}
+        status = _status(now)
+        if now.model and status != told:
+            yield sse(_event(now.model, status))
+        model, told, num_looks = now.model, status, num_looks + 1
+        if num_looks % _LOOKS_TO_KEEP_ALIVE == 0:
+            yield b": keep-alive\n\n"
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _status(now: Health) -> dict[str, Any]:
+    status: dict[str, Any] = {"status": _WORDS.get(now.state, "unloaded")}
+    if now.state == "loading" and now.fraction is not None:
+        status["progress"] = {"stages": [now.detail], "current": now.detail, "value": now.fraction}
+    if now.state == "failed":
+        status |= {"failed": True, "message": now.detail}
+    return status
+
+
+def _event(model: str, data: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model, "event": "model_status", "data": data}
