@@ -19,11 +19,14 @@ _SMALLEST_CONTEXT = 256  # below this a chat is of no use: better an error than 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Bytes known before the pool is sized: free when the load began, the weights as held, the peak of one step."""
+    """Bytes known before the pool is sized: free when the load began, the weights as held, the peak of one step, the
+    memory of captured steps.
+    """
 
     free_at_start: int
     weights: int
     workspace: int
+    graphs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ def plan_memory(
         free_bytes_at_start=measured.free_at_start,
         weights_bytes=measured.weights,
         workspace_bytes=measured.workspace,
+        graphs_bytes=measured.graphs,
         kv_bytes=num_blocks * block_bytes,
         reserve_bytes=reserve,
         num_blocks=num_blocks,
@@ -88,7 +92,7 @@ def check_weights_fit(config: EngineConfig, device: Device, weights_bytes: int) 
 def _kv_budget(config: EngineConfig, device: Device, measured: Measured, reserve: int) -> int:
     if device.kind == "cuda":
         usable = min(device.total_bytes() * config.gpu_memory_utilization, measured.free_at_start - reserve)
-        left = int(usable) - measured.weights - measured.workspace
+        left = int(usable) - measured.weights - measured.workspace - measured.graphs
         return left if config.kv_gb is None else min(left, int(config.kv_gb * 1e9))
     if config.kv_gb is not None:
         return int(config.kv_gb * 1e9)

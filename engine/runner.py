@@ -2,8 +2,9 @@
 kept of a running sequence between its steps: the id that it sampled last, in its slot's row.
 """
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,14 +14,16 @@ from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest
 from engine.forward import forward_batch, on_device
+from engine.graphs import Capture, DecodeGraphs, can_be_captured, graphs_bytes
+from engine.landing import Landings, PromptPart, output_of
 from engine.memory import Measured, asked_context, check_weights_fit, plan_memory
 from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.spec import ModelSpec
-from engine.plan import BatchPlan, FinishedStep, Grammar, PendingStep, ScheduledSequence, StepOutput
+from engine.plan import BatchPlan, FinishedStep, Grammar, PendingStep, ScheduledSequence
 from engine.sampling.grammar import GrammarCompiler
-from engine.sampling.logprobs import Logprobs, prompt_logprobs_of
+from engine.sampling.logprobs import prompt_logprobs_of
 from engine.sampling.sampler import Sampled, Sampler
 from engine.types import GrammarSpec, MemoryReport, ModelInfo, SamplingParams
 from kernels import ops
@@ -44,13 +47,17 @@ class ModelRunner:
         device: Device,
         info: ModelInfo,
         memory: MemoryReport,
+        last_token_ids: torch.Tensor,
+        graphs: DecodeGraphs | None,
     ) -> None:
+        """last_token_ids [slots + 1] int64: the last one is nobody's."""
         self._decoder, self._cache, self._device = decoder, cache, device
         self._sampler, self._grammars = sampler, grammars
         self.info, self.memory = info, memory
         # On a CPU the host computes the step: while it plans the next one there is nothing that could run.
         self.steps_ahead = 0 if device.kind == "cpu" else 1
-        self._last_token_ids = torch.zeros(info.max_num_seqs, dtype=torch.int64, device=device.torch)  # [slots]
+        self._last_token_ids, self._graphs = last_token_ids, graphs
+        self._landings = None if device.kind == "cpu" else Landings(info.max_num_seqs, 1 + self.steps_ahead)
 
     @torch.inference_mode()
     def logits(self, plan: BatchPlan) -> torch.Tensor:
@@ -71,6 +78,25 @@ class ModelRunner:
     @torch.inference_mode()
     def submit(self, plan: BatchPlan) -> PendingStep:
         """Start the step. On a card this returns before it is done; nothing in here may wait for the device."""
+        if self._graphs is not None and self._graphs.takes(plan):
+            return self._land(self._decode(self._graphs, plan), [])
+        return self._land(*self._compute(plan))
+
+    def _land(self, sampled: Sampled, prompts: list[PromptPart]) -> PendingStep:
+        if self._landings is None:
+            return FinishedStep(output_of(sampled, prompts))
+        return self._landings.send(sampled, prompts)
+
+    def _decode(self, graphs: DecodeGraphs, plan: BatchPlan) -> Sampled:
+        logits, token_ids, slots = graphs.run(plan)
+        if self._sampler.wants_likeliest(plan.sequences):
+            return Sampled(token_ids)
+        sampled = self._sampler.sample(logits, plan.sequences)
+        self._last_token_ids[slots] = sampled.token_ids
+        return sampled
+
+    def _compute(self, plan: BatchPlan) -> tuple[Sampled, list[PromptPart]]:
+        """A step of any kind."""
         hidden, sample_rows = self._hidden(plan)
         prompts = self._prompt_logprobs(plan, hidden)
         sampling = [sequence for sequence in plan.sequences if sequence.samples]
@@ -79,9 +105,7 @@ class ModelRunner:
         if sampling:
             sampled = self._sampler.sample(self._decoder.logits(hidden[sample_rows]), sampling)
         self._last_token_ids[slots] = sampled.token_ids
-        if self._device.kind == "cpu":
-            return FinishedStep(_output(sampled, prompts))
-        return _StepOnCard(sampled, prompts)
+        return sampled, prompts
 
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
         """Safe in any thread. Raises BadRequest."""
@@ -92,7 +116,7 @@ class ModelRunner:
         batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
         return self._decoder.hidden(batch, self._cache), batch.sample_rows
 
-    def _prompt_logprobs(self, plan: BatchPlan, hidden: torch.Tensor) -> list["_PromptPart"]:
+    def _prompt_logprobs(self, plan: BatchPlan, hidden: torch.Tensor) -> list[PromptPart]:
         """Of the prompts whose requests ask, until their first token has come."""
         parts, bound = [], 0
         for place, sequence in enumerate(plan.sequences):
@@ -102,7 +126,7 @@ class ModelRunner:
                 rows = hidden[first : first + len(following)]
                 token_ids = on_device(following, torch.int64, self._device.torch)
                 logprobs = prompt_logprobs_of(rows, self._decoder.logits, token_ids, count)
-                parts.append(_PromptPart(place, count, logprobs))
+                parts.append(PromptPart(place, count, logprobs))
         return parts
 
     @torch.inference_mode()
@@ -118,48 +142,6 @@ class ModelRunner:
             batch = forward_batch(plan, size, self._device.torch, self._last_token_ids)
             hidden = self._decoder.hidden(batch, self._cache)
             yield from map(self._decoder.logits, hidden.split(_LOGIT_ROWS))
-
-
-@dataclass(frozen=True, slots=True)
-class _PromptPart:
-    """place: in the plan. count: of likeliest tokens."""
-
-    place: int
-    count: int
-    logprobs: Logprobs
-
-
-class _StepOnCard:
-    """What a step gives on its way to the host: copied into pinned memory when the step is done, waited for here."""
-
-    def __init__(self, sampled: Sampled, prompts: list[_PromptPart]) -> None:
-        logprobs = None if sampled.logprobs is None else _on_host(sampled.logprobs)
-        self._sampled = replace(sampled, token_ids=_pinned(sampled.token_ids), logprobs=logprobs)
-        self._prompts = [replace(part, logprobs=_on_host(part.logprobs)) for part in prompts]
-        self._is_copied = torch.cuda.Event()
-        self._is_copied.record()
-
-    def wait(self) -> StepOutput:
-        self._is_copied.synchronize()
-        return _output(self._sampled, self._prompts)
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def _on_host(logprobs: Logprobs) -> Logprobs:
-    return Logprobs(_pinned(logprobs.chosen), _pinned(logprobs.ids), _pinned(logprobs.top))
-
-
-def _output(sampled: Sampled, prompts: list[_PromptPart]) -> StepOutput:
-    return StepOutput(
-        token_ids=tuple(sampled.token_ids.tolist()),
-        logprobs=sampled.logprobs_by_row(),
-        prompt_logprobs={
-            part.place: tuple(part.logprobs.by_token([part.count] * len(part.logprobs.chosen))) for part in prompts
-        },
-    )
 
 
 def _following(sequence: ScheduledSequence) -> list[int]:
@@ -196,20 +178,37 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
 
     on_progress("sizing the KV cache", 0.9)
     workspace_bytes = _measure_workspace(config, decoder, device, kv_dtype)
-    measured = Measured(free_at_start=free_at_start, weights=weights_bytes, workspace=workspace_bytes)
+    pool_bytes = graphs_bytes(spec, config.max_num_seqs, dtype.itemsize) if _uses_graphs(decoder, device) else 0
+    measured = Measured(
+        free_at_start=free_at_start, weights=weights_bytes, workspace=workspace_bytes, graphs=pool_bytes
+    )
     plan = plan_memory(config, spec, device, measured, bytes_per_token(spec, kv_dtype))
     angle_notes = decoder.set_max_len(plan.max_model_len)
     cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch, config.max_num_seqs)
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
     report = replace(plan.report, notes=(*notes, *plan.report.notes, *angle_notes))
-    runner = ModelRunner(decoder, cache, _sampler(info, device), grammars, device, info, report)
+    last_token_ids = torch.zeros(info.max_num_seqs + 1, dtype=torch.int64, device=device.torch)
+    graphs = None
+    if pool_bytes:
+        size = {"max_len": info.max_model_len, "block_size": config.block_size}
+        graphs = DecodeGraphs(decoder, cache, last_token_ids, Capture(pool_bytes), **size)
+    sampler = _sampler(info, device)
+    runner = ModelRunner(decoder, cache, sampler, grammars, device, info, report, last_token_ids, graphs)
 
     on_progress("warming up", 0.95)
     probe = _probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size)
     runner.submit(probe).wait()
     _check_first_logits(runner.logits(probe), dtype)
+    if graphs is not None:
+        graphs.prepare()
     grammars.wait()
     return runner
+
+
+def _uses_graphs(decoder: Decoder, device: Device) -> bool:
+    """EAGER=1 in the environment leaves them out, to see whether they are at fault."""
+    is_wanted = device.kind == "cuda" and os.environ.get("EAGER") != "1"
+    return is_wanted and ops.waits_for_nothing() and can_be_captured(decoder)
 
 
 def _check_first_logits(logits: torch.Tensor, dtype: torch.dtype) -> None:

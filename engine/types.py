@@ -170,7 +170,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Bytes by part. `notes` says in words what was chosen and why, one line a choice."""
+    """Bytes by part. `notes` says in words what was chosen and why, one line a choice.
+
+    graphs_bytes  the memory that captured steps share (CUDA)
+    """
 
     total_bytes: int
     free_bytes_at_start: int
@@ -180,6 +183,7 @@ class MemoryReport:
     reserve_bytes: int
     num_blocks: int
     block_size: int
+    graphs_bytes: int = 0
     notes: tuple[str, ...] = ()
 
     @property

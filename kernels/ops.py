@@ -46,6 +46,11 @@ def prepare(device: Device) -> None:
         _gpu()
 
 
+def waits_for_nothing() -> bool:
+    """Whether no op on a card makes the host wait for it: then a step can be captured in a CUDA graph."""
+    return False  # attention on a card is still the reference, which asks for the lengths
+
+
 def _on_cpu(x: torch.Tensor) -> bool:
     """Whether the fp32 CPU kernels can take it."""
     return x.is_cpu and x.dtype is torch.float32 and not _REFERENCE_ONLY

@@ -30,8 +30,10 @@ _TORCH_HALF = (
     *(
         "engine.checkpoint",
         "engine.forward",
+        "engine.decode_inputs",
         "engine.runner",
         "engine.graphs",
+        "engine.landing",
         "engine.memory",
         "engine.sampling",
         "engine.model",

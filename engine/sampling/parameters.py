@@ -65,6 +65,12 @@ class Parameters:
     logprobs: Members | None
     logprob_counts: tuple[int, ...]
 
+    @property
+    def is_plain(self) -> bool:
+        """Every row takes its likeliest token, as the logits are."""
+        asked = (self.drawn, self.truncated, self.penalties, self.bias, self.bans, self.allowed, self.grammars)
+        return self.logprobs is None and all(part is None for part in asked)
+
 
 def parameters_of(
     rows: Sequence[ScheduledSequence], vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device

@@ -76,6 +76,10 @@ class Sampler:
             return Sampled(token_ids)
         return Sampled(token_ids, logprobs_of(raw, token_ids[asked.index], max(counts)), asked.rows, counts)
 
+    def wants_likeliest(self, rows: Sequence[ScheduledSequence]) -> bool:
+        """Whether the likeliest token of the plain logits is what every row asks for, and nothing beside it."""
+        return self._parameters_of(rows).is_plain
+
     def _parameters_of(self, rows: Sequence[ScheduledSequence]) -> Parameters:
         runs = tuple([row.run_id for row in rows])
         if self._parameters is None or runs != self._rows:
