@@ -263,13 +263,13 @@ def token_limit(param: str, value: int | None) -> int | None:
     return value
 
 
-def stop_strings(stop: Any) -> tuple[str, ...]:
+def stop_strings(stop: Any, param: str = "stop") -> tuple[str, ...]:
     """null | string | list of strings; empty strings stop nothing. Raises AppError (400)."""
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or not all(isinstance(item, str) for item in stops):
-        raise invalid("stop", f"expected a string or a list of strings; got {echo(stop)}.")
+        raise invalid(param, f"expected a string or a list of strings; got {echo(stop)}.")
     if len(stops) > MAX_STOPS or sum(map(len, stops)) > MAX_STOP_CHARS:
-        raise invalid("stop", f"at most {MAX_STOPS} strings of {MAX_STOP_CHARS:,} characters in all.")
+        raise invalid(param, f"at most {MAX_STOPS} strings of {MAX_STOP_CHARS:,} characters in all.")
     return tuple(item for item in stops if item)
 
 

@@ -18,6 +18,7 @@ from app.api.health import health_router
 from app.api.keys import Keyring
 from app.api.limits import Charging, Limits
 from app.api.loading import loading_router
+from app.api.messages import messages_router
 from app.api.metrics import Metrics
 from app.api.models import Shelf, models_router
 from app.api.tokens import tokens_router
@@ -58,6 +59,7 @@ def install(
     routers = [
         chat_router(service, shelf),
         completions_router(service, shelf),
+        messages_router(service, shelf),
         loading_router(shelf),  # before the list, which takes every path below /models
         models_router(shelf),
         tokens_router(service),
