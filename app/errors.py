@@ -8,6 +8,7 @@ from engine.errors import EngineError
 _STATUS_BY_ENGINE_CODE = {
     "context_length_exceeded": 400,
     "bad_request": 400,
+    "bad_grammar": 400,
     "too_many_requests": 429,
     "superseded": 499,  # nginx's word for a client that did not wait: no answer is read, and none is to be retried
     "out_of_memory": 503,
@@ -65,7 +66,11 @@ class AppError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
 
-def from_engine_error(error: EngineError) -> AppError:
-    """The one place where an engine error becomes an HTTP status."""
+def from_engine_error(error: EngineError, grammar_param: str | None = None) -> AppError:
+    """The one place where an engine error becomes an HTTP status.
+
+    grammar_param  the request field that is at fault where a grammar is
+    """
     hint = _HINT_BY_ENGINE_CODE.get(error.code, "")
-    return AppError(_STATUS_BY_ENGINE_CODE.get(error.code, 500), error.code, error.message, hint=hint)
+    param = grammar_param if error.code == "bad_grammar" else None
+    return AppError(_STATUS_BY_ENGINE_CODE.get(error.code, 500), error.code, error.message, hint=hint, param=param)

@@ -157,8 +157,8 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Submit one step, and take in the oldest that is under way, unless more may be submitted before.
 
-        One event for each request that got a token; none while a long prompt is computed. Raises EngineError if the
-        step was refused or failed; what is in flight can then only be aborted.
+        One event for each request that got a token; while a long prompt is computed none, or its progress. Raises
+        EngineError if the step was refused or failed; what is in flight can then only be aborted.
         """
         refused = self._admit_compiled()
         planning_ns = time.perf_counter_ns()
@@ -183,6 +183,8 @@ class Engine:
             else:
                 sequence.grammar = grammar
                 self._scheduler.add(sequence)
+                if sequence.params.reports_progress:  # the grammar is one: so much is certain now
+                    events.append(TokenEvent(sequence.request_id, None, None, sequence.num_prompt_tokens))
         return events
 
     def _settle_oldest(self) -> list[TokenEvent]:

@@ -5,6 +5,7 @@ EngineError            code, message; picklable, so that it crosses the process 
 ├── TooManyRequests    the waiting line is full
 ├── Superseded         an autocomplete request, once a newer one of the same client came
 ├── BadRequest         a sampling parameter or token id that cannot be served
+│   └── BadGrammar     a grammar that cannot be served
 ├── OutOfMemory        weights, or the smallest useful KV pool, do not fit
 ├── UnsupportedModel   an architecture, quantisation or setting that we do not read
 ├── BadCheckpoint      files that are missing, incomplete or contradict their config
@@ -39,6 +40,10 @@ class BadRequest(EngineError):
     code = "bad_request"
 
 
+class BadGrammar(BadRequest):
+    code = "bad_grammar"
+
+
 class OutOfMemory(EngineError):
     code = "out_of_memory"
 
@@ -67,6 +72,7 @@ _BY_CODE: dict[str, type[EngineError]] = {
         TooManyRequests,
         Superseded,
         BadRequest,
+        BadGrammar,
         OutOfMemory,
         UnsupportedModel,
         BadCheckpoint,

@@ -173,6 +173,9 @@ class Scheduler:
                 sequence.prompt_logprobs[scheduled.start :] = output.prompt_logprobs[place]
             if token_id is not None:
                 events.append(self._append(sequence, token_id, output.logprobs.get(sample), now_s))
+            elif sequence.params.reports_progress and len(sequence.token_ids) == sequence.num_prompt_tokens:
+                num_computed = scheduled.start + scheduled.num_tokens
+                events.append(_event(sequence, None, None, now_s)._replace(num_computed_tokens=num_computed))
         assert next(sampled, None) is None, "more ids than sequences that sample"
         if len(self._sequences) < num_before:
             self._running = [sequence for sequence in self._running if sequence.status is SequenceStatus.RUNNING]

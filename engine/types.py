@@ -22,17 +22,23 @@ class GrammarKind(StrEnum):
     REGEX = "regex"  # the whole answer matches
     CHOICE = "choice"  # text: a JSON list of strings, of which the answer is one
     LARK = "lark"  # EBNF in Lark's syntax, or in GBNF
+    NATIVE = "native"  # Lark as its compiler has it, tokens and JSON schemas inside: what the app itself writes
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What the whole answer must look like. `after` delays it: free text up to and with this string comes first
-    (the end of a thinking block).
+    """What the whole answer must look like.
+
+    after    delays it: free text up to and with this string comes first (the end of a thinking block)
+    opening  with `after`: the free text comes only if the answer begins with this string
+    instead  what the answer may look like as well
     """
 
     kind: GrammarKind
     text: str = ""
     after: str = ""
+    opening: str = ""
+    instead: "GrammarSpec | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,8 @@ class SamplingParams:
                         of the raw logits, before all of the above
     prompt_logprobs     the same for each token of the prompt but the first, with the first event
     grammar             what the answer must look like
+    reports_progress    an event without a token when the grammar is compiled, and for each piece of the prompt that is
+                        computed before the first token
     """
 
     max_tokens: int | None = None
@@ -81,6 +89,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
+    reports_progress: bool = False
 
 
 class TokenLogprobs(NamedTuple):
@@ -128,10 +137,11 @@ class RequestTimes:
 class TokenEvent(NamedTuple):
     """One step's outcome for one request. A named tuple, since one is made and sent for every token.
 
-    token_id            the sampled token; None only where a request ends without one (abort)
+    token_id            the sampled token; None where a request ends without one (abort), and with progress of a prompt
     finish_reason       set on the last event, and only there. With STOP, token_id is the stop id itself
     num_prompt_tokens   length of the prompt as the engine received it
     num_cached_tokens   prompt tokens taken from the prefix cache instead of being computed
+    num_computed_tokens prompt tokens that are in the cache by now, where progress is told
     times               on the last event
     """
 
@@ -144,6 +154,7 @@ class TokenEvent(NamedTuple):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: EngineError | None = None
+    num_computed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

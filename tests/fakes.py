@@ -217,6 +217,8 @@ class FakeModel:
     engine: FakeEngine
     id: str = "fake-model"
     sampling: Mapping[str, float | int] = field(default_factory=dict)
+    tool_format: str | None = None
+    reasoning: tuple[str, str] | None = None
     info: ModelInfo = field(default_factory=model_info)
 
 

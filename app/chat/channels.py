@@ -1,4 +1,4 @@
-"""Text of one answer -> its channels: what the model thinks (`<think>...</think>`) and what it says.
+"""Text of one answer -> its channels: what the model thinks (`<think>...</think>`, or between other tags) and says.
 
 One state machine for streams and whole answers. A tag that is not whole yet is held back; blank space around the
 thinking belongs to the template's layout and goes to neither channel.
@@ -7,8 +7,15 @@ thinking belongs to the template's layout and goes to neither channel.
 from enum import Enum, auto
 from typing import NamedTuple
 
-OPEN = "<think>"
-CLOSE = "</think>"
+
+class Tags(NamedTuple):
+    """Around a model's thinking."""
+
+    opening: str
+    closing: str
+
+
+THINK = Tags("<think>", "</think>")
 
 
 class Piece(NamedTuple):
@@ -31,7 +38,8 @@ class _State(Enum):
 class Channels:
     """opened   the prompt itself ends inside an open tag, as some templates write it"""
 
-    def __init__(self, *, opened: bool = False) -> None:
+    def __init__(self, tags: Tags = THINK, *, opened: bool = False) -> None:
+        self._tags = tags
         self._state = _State.THINK_BEGIN if opened else _State.BEGIN
         self._held = ""
 
@@ -52,10 +60,10 @@ class Channels:
     def _begin(self) -> Piece:
         """Only an answer's very first word can open a tag: later the model may well write about one."""
         text = self._held.lstrip()
-        if text.startswith(OPEN):
-            self._held = text[len(OPEN) :]
+        if text.startswith(self._tags.opening):
+            self._held = text[len(self._tags.opening) :]
             self._state = _State.THINK_BEGIN
-        elif not OPEN.startswith(text):
+        elif not self._tags.opening.startswith(text):
             self._state = _State.CONTENT
         return Piece()
 
@@ -63,12 +71,13 @@ class Channels:
         return self._skip_blanks(_State.THINK)
 
     def _think(self) -> Piece:
-        end = self._held.find(CLOSE)
+        closing = self._tags.closing
+        end = self._held.find(closing)
         if end >= 0:
-            text, self._held = self._held[:end].rstrip(), self._held[end + len(CLOSE) :]
+            text, self._held = self._held[:end].rstrip(), self._held[end + len(closing) :]
             self._state = _State.CONTENT_BEGIN
             return Piece(reasoning=text)
-        certain = self._held[: len(self._held) - _begun(CLOSE, self._held)].rstrip()
+        certain = self._held[: len(self._held) - _begun(closing, self._held)].rstrip()
         self._held = self._held[len(certain) :]
         return Piece(reasoning=certain)
 
@@ -95,14 +104,19 @@ _STEPS = {
 }
 
 
-def prompt_opens_thinking(prompt: str) -> bool:
+def prompt_opens_thinking(prompt: str, tags: Tags = THINK) -> bool:
     """The template wrote the opening tag, so the answer starts inside it."""
-    return prompt.rstrip().endswith(OPEN)
+    return prompt.rstrip().endswith(tags.opening)
 
 
-def text_is_thinking(text: str) -> bool:
+def prompt_has_thought(prompt: str, tags: Tags = THINK) -> bool:
+    """The template wrote both tags, as it does where thinking is switched off: the answer starts after them."""
+    return prompt.rstrip().endswith(tags.closing)
+
+
+def text_is_thinking(text: str, tags: Tags = THINK) -> bool:
     """An answer that was begun as `text` and goes on is still inside its tag."""
-    return text.lstrip().startswith(OPEN) and CLOSE not in text
+    return text.lstrip().startswith(tags.opening) and tags.closing not in text
 
 
 def _begun(tag: str, text: str) -> int:

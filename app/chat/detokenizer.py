@@ -4,32 +4,43 @@ However the text is cut into pieces, their sum is the same; nothing that was giv
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from app.chat.tokenizer import Tokenizer
 
 
 class Detokenizer:
     """
-    stops        strings that end the answer; they and what follows are never given out
+    stops        strings that end the answer; what follows is never given out
     min_tokens   in the text of so many first tokens no stop string is looked for
+    keeps_stop   the stop string itself is given out
+    shown        control tokens that are text all the same; None for all of them
     stopped_by   the stop string that was found
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        keeps_stop: bool = False,
+        shown: Container[int] | None = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._unstoppable = min_tokens
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops, keeps=keeps_stop)
 
     @property
     def stopped_by(self) -> str | None:
         return self._stops.found
 
     def feed(self, token_id: int) -> str:
-        """The text that is certain with this token; control tokens have none."""
+        """The text that is certain with this token; control tokens have none, unless they are shown."""
         self._unstoppable -= 1
-        if self._tokenizer.is_special(token_id):
+        if self._tokenizer.is_special(token_id) and self._shown is not None and token_id not in self._shown:
             return ""
         text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
         return text if self._unstoppable >= 0 else self._stops.feed(text)
@@ -42,10 +53,12 @@ class Detokenizer:
 class StopStrings:
     """Cuts a text before the first stop string: the one that is complete first, the longest if several are.
 
+    keeps   cut after it instead
     found   the stop string that was met
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
+        self._keeps = keeps
         self._stops = tuple(stop for stop in stops if stop)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
@@ -61,7 +74,7 @@ class StopStrings:
         if match is None:
             return self._release(len(self._held) - self._live())
         start, self.found = match
-        return self._release(start)
+        return self._release(start + (len(self.found) if self._keeps else 0))
 
     def finish(self) -> str:
         """The held text: no stop string came of it."""

@@ -6,49 +6,75 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.chat.channels import THINK, Tags
 from app.chat.files import read_json_if_there
 from app.chat.template import ChatTemplate
 from app.chat.tokenizer import Tokenizer
-from app.chat.types import ChatRequest, SamplingOptions
+from app.chat.tools.choose import FORMATS
+from app.chat.tools.format import ToolFormat
+from app.chat.types import ChatRequest, Effort, SamplingOptions, ToolSpec
 from app.errors import AppError
 from engine.types import SamplingParams
 
 # Told the fewest tokens that a text can have, before it is tokenised; raises where not even those fit.
 AdmitAtLeast = Callable[[int], None]
 
+_KNOWN_TAGS = (THINK, Tags("[THINK]", "[/THINK]"))
 _LONG_TEXT = 10_000  # characters; a longer text is rendered and tokenised in a thread (about 10 ms and up)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
     """
-    template   None where the model has none
-    defaults   generation_config.json
+    template        None where the model has none
+    template_fault  why a template that is there cannot be used; raw continuations do without it
+    defaults        generation_config.json
     """
 
     folder: Path
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    template_fault: AppError | None
     defaults: Mapping[str, Any]
 
     @classmethod
     def load(cls, folder: Path) -> "ModelText":
         """Takes about a second for a large vocabulary. Raises AppError naming the file at fault."""
+        template, fault = _template(folder)
         return cls(
             folder=folder,
             tokenizer=Tokenizer(folder),
-            template=ChatTemplate.from_folder(folder),
+            template=template,
+            template_fault=fault,
             defaults=read_json_if_there(folder / "generation_config.json"),
         )
 
-    async def chat_prompt(self, request: ChatRequest, admit_at_least: AdmitAtLeast) -> tuple[str, tuple[int, ...]]:
+    async def chat_prompt(
+        self, request: ChatRequest, admit_at_least: AdmitAtLeast, tool_format: ToolFormat | None = None
+    ) -> tuple[str, tuple[int, ...]]:
         """The prompt's text and ids. Raises AppError (400)."""
-        size = sum(len(message.content) for message in request.messages)
+        size = sum(len(message.content) for message in request.messages) + sum(map(_size, request.tools))
         if size > _LONG_TEXT:
-            return await asyncio.to_thread(self._chat_prompt, request, admit_at_least)
-        return self._chat_prompt(request, admit_at_least)
+            return await asyncio.to_thread(self._chat_prompt, request, admit_at_least, tool_format)
+        return self._chat_prompt(request, admit_at_least, tool_format)
 
-    def _chat_prompt(self, request: ChatRequest, admit_at_least: AdmitAtLeast) -> tuple[str, tuple[int, ...]]:
+    def _chat_prompt(
+        self, request: ChatRequest, admit_at_least: AdmitAtLeast, tool_format: ToolFormat | None
+    ) -> tuple[str, tuple[int, ...]]:
+        text = self._usable_template.render(
+            request.messages,
+            tools=request.tools,
+            tool_format=tool_format,
+            continue_final_message=request.continue_final_message,
+            variables={**_effort(request.reasoning_effort), **request.template_kwargs},
+        )
+        admit_at_least(self.tokenizer.fewest_tokens(text))
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
+
+    @property
+    def _usable_template(self) -> ChatTemplate:
+        if self.template_fault is not None:
+            raise self.template_fault
         if self.template is None:
             raise AppError(
                 400,
@@ -56,13 +82,31 @@ class ModelText:
                 f"{self.folder.name} has no chat template.",
                 hint="Use /v1/completions, or put a chat_template.jinja into its folder.",
             )
-        text = self.template.render(
-            request.messages,
-            continue_final_message=request.continue_final_message,
-            variables=request.template_kwargs,
-        )
-        admit_at_least(self.tokenizer.fewest_tokens(text))
-        return text, self.tokenizer.encode(text, add_special_tokens=False)
+        return self.template
+
+    def tool_format(self, name: str | None) -> ToolFormat:
+        """How the model writes tool calls: as its catalogue entry says, else as its template shows. Raises AppError."""
+        if name is None:
+            return self._usable_template.tool_format
+        if name not in FORMATS:
+            raise AppError(
+                500,
+                "bad_catalog",
+                f"The catalogue gives this model the tool format {name!r}, which there is not.",
+                hint=f"There are {', '.join(FORMATS)}; without one it is taken from the chat template.",
+            )
+        return FORMATS[name]
+
+    def thinking_tags(self, catalogue: tuple[str, str] | None) -> Tags:
+        """Around its thinking, if it does any."""
+        if catalogue is not None:
+            return Tags(*catalogue)
+        source = self.template.source if self.template else ""
+        return next((tags for tags in _KNOWN_TAGS if tags.closing in source), THINK)
+
+    def thinks(self, tags: Tags, catalogue: tuple[str, str] | None) -> bool:
+        """As far as its catalogue entry or its template tells."""
+        return catalogue is not None or (self.template is not None and tags.closing in self.template.source)
 
     async def plain_prompt(self, text: str, admit_at_least: AdmitAtLeast) -> tuple[int, ...]:
         """Ids of a text to be continued. Raises AppError (400)."""
@@ -92,6 +136,7 @@ class ModelText:
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             logit_bias=options.logit_bias,
+            allowed_token_ids=options.allowed_token_ids,
             seed=options.seed,
             stop_token_ids=(*options.stop_token_ids, *stop_ids),
             ignore_eos=options.ignore_eos,
@@ -113,6 +158,25 @@ class ModelTexts:
             if self._held is None or self._held.folder != folder:
                 self._held = await asyncio.to_thread(ModelText.load, folder)
             return self._held
+
+
+def _template(folder: Path) -> tuple[ChatTemplate | None, AppError | None]:
+    try:
+        return ChatTemplate.from_folder(folder), None
+    except AppError as fault:
+        return None, fault
+
+
+def _effort(effort: Effort | None) -> Mapping[str, Any]:
+    """Under the names by which templates know it."""
+    if effort is None:
+        return {}
+    thinks = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+
+
+def _size(tool: ToolSpec) -> int:
+    return len(tool.description) + len(str(tool.parameters))
 
 
 def _first_of(*candidates: Any) -> Any:

@@ -1,6 +1,6 @@
 """ChatService: one turn of talk, from messages to deltas. What the API and the page both call.
 
-    request -> ModelSource -> template -> tokenizer -> engine -> detokenizer -> channels -> deltas
+    request -> ModelSource -> template -> tokenizer -> engine -> AnswerText -> deltas
 
 Closing the returned iterator at any point closes the engine's, which aborts the request there.
 """
@@ -12,23 +12,14 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from app.chat.channels import CLOSE, Channels, prompt_opens_thinking, text_is_thinking
-from app.chat.detokenizer import Detokenizer
+from app.chat.answer import AnswerText, Spoken
+from app.chat.job import Job, chat_job, completion_job
 from app.chat.model_text import ModelText, ModelTexts
 from app.chat.scores import Scores
-from app.chat.types import (
-    ChatDelta,
-    ChatRequest,
-    CompletionRequest,
-    LoadedModel,
-    ModelSource,
-    ScoredToken,
-    Timings,
-    Usage,
-)
+from app.chat.types import ChatDelta, ChatRequest, CompletionRequest, LoadedModel, ModelSource, Progress, Timings, Usage
 from app.errors import AppError, from_engine_error
 from engine.errors import EngineError
-from engine.types import FinishReason, ModelInfo, RequestTimes, TokenEvent
+from engine.types import FinishReason, RequestTimes, TokenEvent
 
 _log = logging.getLogger("fireside.chat")
 
@@ -42,6 +33,7 @@ class TurnRecord:
     """One turn as it went; complete when it is over.
 
     model        the asked one, until it is found
+    grammar_param  the field of the request that asked for a grammar
     reason       abort: the caller left before the end
     error        with reason "error"
     ttft_s       request to first token; None where none came
@@ -50,6 +42,7 @@ class TurnRecord:
 
     request_id: str
     model: str
+    grammar_param: str | None = None
     reason: Ending = "abort"
     error: AppError | None = None
     prompt_tokens: int = 0
@@ -94,34 +87,25 @@ class ChatService:
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """The answer to a conversation. The first delta is empty and says that the request is accepted: the model is
-        ready, the prompt is made and fits. Raises AppError, before it or (the engine's fault) after."""
+        ready, the prompt is made and fits, a grammar is compiled. Raises AppError, before it or (the engine's fault)
+        after."""
         async with self._turn(request.request_id, request.model) as turn:
             model = await self._source.acquire(request.model)
             turn.model = model.id
             text = await self._texts.of(model.folder)
-            room = _Room(model.info, request.sampling.max_tokens, "messages")
-            prompt, prompt_ids = await text.chat_prompt(request, room.admit_at_least)
-            is_thinking = _starts_thinking(request, prompt)
-            channels, asked = Channels(opened=is_thinking), _after_thinking(request) if is_thinking else request
-            room.admit(turn, prompt_ids)
-            yield ChatDelta()
-            async with aclosing(self._answer(turn, model, text, prompt_ids, asked)) as deltas:
+            job = await chat_job(request, model, text)
+            async with aclosing(self._answer(turn, model, text, job)) as deltas:
                 async for delta in deltas:
-                    routed = _route(channels, delta)
-                    if not routed.is_empty:
-                        yield routed
+                    yield delta
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[ChatDelta, None]:
-        """The raw continuation of a text or of token ids; otherwise as `stream`, without channels."""
+        """The raw continuation of a text or of token ids; otherwise as `stream`, without channels and tools."""
         async with self._turn(request.request_id, request.model) as turn:
             model = await self._source.acquire(request.model)
             turn.model = model.id
             text = await self._texts.of(model.folder)
-            room = _Room(model.info, request.sampling.max_tokens, "prompt")
-            prompt_ids = await _plain_prompt(request.prompt, text, room)
-            room.admit(turn, prompt_ids)
-            yield ChatDelta(text=_echoed(request.prompt, text) if request.echo else "")
-            async with aclosing(self._answer(turn, model, text, prompt_ids, request)) as deltas:
+            job = await completion_job(request, model, text)
+            async with aclosing(self._answer(turn, model, text, job)) as deltas:
                 async for delta in deltas:
                     yield delta
 
@@ -132,37 +116,41 @@ class ChatService:
 
     async def prompt_ids(self, request: ChatRequest) -> tuple[int, ...]:
         """The tokens that `stream` would make of a conversation, also where they do not fit. Raises AppError (400)."""
-        _, text = await self.text_of(request.model)
+        model, text = await self.text_of(request.model)
         check_countable(sum(len(message.content) for message in request.messages))
-        return (await text.chat_prompt(request, lambda fewest: None))[1]
+        format = text.tool_format(model.tool_format) if request.tools else None
+        return (await text.chat_prompt(request, lambda fewest: None, format))[1]
 
     async def _answer(
-        self,
-        turn: TurnRecord,
-        model: LoadedModel,
-        text: ModelText,
-        prompt_ids: tuple[int, ...],
-        request: ChatRequest | CompletionRequest,
+        self, turn: TurnRecord, model: LoadedModel, text: ModelText, job: Job
     ) -> AsyncGenerator[ChatDelta, None]:
-        """Tokens to text. Ends with exactly one delta that has a finish_reason, or raises."""
-        options = request.sampling
-        written, scores = Detokenizer(text.tokenizer, options.stop, options.min_tokens), Scores(text.tokenizer)
-        params = text.sampling(options, model.sampling)
-        events = model.engine.submit(turn.request_id, prompt_ids, params, request.standing)
+        """Tokens to deltas. Ends with exactly one delta that has a finish_reason, or raises."""
+        turn.prompt_tokens, turn.grammar_param = len(job.prompt_ids), job.grammar_param
+        said = _Said(Scores(text.tokenizer), job.prompt_ids)
+        first = ChatDelta(text=job.echo, prompt_token_ids=job.prompt_ids)
+        is_accepted = job.params.grammar is None
+        if is_accepted:
+            yield first
+        events = model.engine.submit(turn.request_id, job.prompt_ids, job.params, job.standing)
         async with aclosing(events):
-            last = ""
             async for event in events:
+                if not is_accepted:
+                    is_accepted = True
+                    yield first
+                if event.token_id is None and event.finish_reason is None:
+                    if job.reports_progress:
+                        yield ChatDelta(progress=_progress(event))
+                    continue
                 self._count(turn, event)
-                scores.add(event, prompt_ids)
-                last = _text_of(event, written)
-                if event.finish_reason is not None or written.stopped_by is not None:
-                    turn.reason = "stop" if written.stopped_by is not None else _ending(event.finish_reason)
+                spoken = said.take_in(event, job.answer)
+                if event.finish_reason is not None or job.answer.is_over:
+                    turn.reason = "stop" if job.answer.is_over else _ending(event.finish_reason)
                     break
-                if last:
-                    yield ChatDelta(text=last, logprobs=scores.take())
+                if any(spoken):
+                    yield said.delta(spoken)
             else:
                 raise AppError(500, "internal_error", "The engine ended this answer without saying why.")
-        yield _last_delta(turn, last + written.finish(), scores.take())
+        yield said.last_delta(turn, spoken, job)
 
     def _count(self, turn: TurnRecord, event: TokenEvent) -> None:
         before, is_first = turn.total_s, turn.ttft_s is None
@@ -177,7 +165,7 @@ class ChatService:
         try:
             yield turn
         except EngineError as error:
-            raise turn.failed(from_engine_error(error)) from error
+            raise turn.failed(from_engine_error(error, turn.grammar_param)) from error
         except AppError as error:
             turn.failed(error)
             raise
@@ -202,104 +190,62 @@ def check_countable(num_chars: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """The context that a prompt and its answer must fit into; refuses before anything is computed.
+def _progress(event: TokenEvent) -> Progress:
+    return Progress(event.num_computed_tokens, event.num_cached_tokens, event.num_prompt_tokens)
 
-    param   the request field that holds the prompt
-    """
 
-    info: ModelInfo
-    max_tokens: int | None
-    param: str
+@dataclass(slots=True)
+class _Said:
+    """Tokens and their scores on the way into deltas: both go out with the text that is certain next."""
 
-    def admit(self, turn: TurnRecord, prompt_ids: tuple[int, ...]) -> None:
-        turn.prompt_tokens = len(prompt_ids)
-        if not prompt_ids:
-            raise AppError(400, "empty_prompt", "The prompt has no tokens.", hint="Send some text.", param=self.param)
-        self._check(len(prompt_ids))
+    scores: Scores
+    prompt_ids: tuple[int, ...]
+    token_ids: list[int] = field(default_factory=list)
 
-    def admit_at_least(self, prompt_tokens: int) -> None:
-        """As `admit`, for a prompt of which only the least possible length is known yet."""
-        self._check(prompt_tokens, "at least ")
-
-    def _check(self, prompt_tokens: int, bound: str = "") -> None:
-        """Agents look for the first sentence and then shorten their history."""
-        length, answer = self.info.max_model_len, self.max_tokens or 0
-        if prompt_tokens + max(answer, 1) <= length:
-            return
-        raise AppError(
-            400,
-            "context_length_exceeded",
-            f"This model's maximum context length is {length} tokens. However, you requested "
-            f"{bound}{prompt_tokens + answer} tokens "
-            f"({bound}{prompt_tokens} in the messages, {answer} in the completion).",
-            hint=self._next_step(is_full=prompt_tokens + answer == length),
-            param="max_tokens" if prompt_tokens < length else self.param,
-        )
-
-    def _next_step(self, *, is_full: bool) -> str:
-        why = "An answer needs room for 1 token more. " if is_full else ""
-        shorter = "Please reduce the length of the messages or completion"
-        if self.info.max_model_len >= self.info.context_length:
-            return f"{why}{shorter}."
+    def take_in(self, event: TokenEvent, answer: AnswerText) -> Spoken:
+        self.scores.add(event, self.prompt_ids)
+        if event.token_id is None:
+            return Spoken()
+        self.token_ids.append(event.token_id)
         return (
-            f"{why}{shorter}, or load the model with a larger context "
-            f"(`--max-model-len`, at most {self.info.context_length})."
+            Spoken() if event.finish_reason is FinishReason.STOP else answer.feed(event.token_id)
+        )  # its id is no text
+
+    def delta(self, spoken: Spoken) -> ChatDelta:
+        token_ids, self.token_ids = tuple(self.token_ids), []
+        return ChatDelta(
+            text=spoken.content,
+            reasoning=spoken.reasoning,
+            tool_calls=tuple(spoken.calls),
+            logprobs=self.scores.take(),
+            token_ids=token_ids,
+        )
+
+    def last_delta(self, turn: TurnRecord, spoken: Spoken, job: Job) -> ChatDelta:
+        if job.says_nothing:
+            return _last_of_nothing(turn, self.delta(Spoken()))
+        rest = job.answer.finish()
+        whole = Spoken(spoken.content + rest.content, spoken.reasoning + rest.reasoning, (*spoken.calls, *rest.calls))
+        return replace(
+            self.delta(whole),
+            finish_reason=job.answer.finish_reason(is_cut=turn.reason == "length"),
+            stop_reason=job.answer.stopped_by,
+            usage=_usage(turn),
+            timings=_timings(turn),
         )
 
 
-def _starts_thinking(request: ChatRequest, prompt: str) -> bool:
-    if request.continue_final_message:
-        return text_is_thinking(request.messages[-1].content)
-    return prompt_opens_thinking(prompt)
-
-
-def _after_thinking(request: ChatRequest) -> ChatRequest:
-    """A grammar is for the answer: where the prompt has opened the thinking, that is closed first."""
-    grammar = request.sampling.grammar
-    if grammar is None:
-        return request
-    return replace(request, sampling=replace(request.sampling, grammar=replace(grammar, after=CLOSE)))
-
-
-def _route(channels: Channels, delta: ChatDelta) -> ChatDelta:
-    piece = channels.feed(delta.text)
-    if delta.finish_reason is not None:
-        piece += channels.finish()
-    return ChatDelta(
-        text=piece.content,
-        reasoning=piece.reasoning,
-        logprobs=delta.logprobs,
-        finish_reason=delta.finish_reason,
-        usage=delta.usage,
-        timings=delta.timings,
+def _last_of_nothing(turn: TurnRecord, delta: ChatDelta) -> ChatDelta:
+    """The prompt's scores alone; the answer has no tokens, as was asked."""
+    turn.reason, turn.completion_tokens = "length", 0
+    return replace(
+        delta,
+        logprobs=delta.logprobs[:-1],
+        token_ids=(),
+        finish_reason="length",
+        usage=_usage(turn),
+        timings=_timings(turn),
     )
-
-
-async def _plain_prompt(prompt: str | tuple[int, ...], text: ModelText, room: _Room) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return await text.plain_prompt(prompt, room.admit_at_least)
-    for token_id in prompt:
-        if not 0 <= token_id < room.info.vocab_size:
-            raise AppError(
-                400,
-                "invalid_token_id",
-                f"Token id {token_id} is outside this model's vocabulary of {room.info.vocab_size:,}.",
-                param="prompt",
-            )
-    return prompt
-
-
-def _echoed(prompt: str | tuple[int, ...], text: ModelText) -> str:
-    return prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt)
-
-
-def _text_of(event: TokenEvent, written: Detokenizer) -> str:
-    """A stop id is no text."""
-    if event.token_id is None or event.finish_reason is FinishReason.STOP:
-        return ""
-    return written.feed(event.token_id)
 
 
 def _ending(reason: FinishReason | None) -> Ending:
@@ -308,14 +254,12 @@ def _ending(reason: FinishReason | None) -> Ending:
     return "length" if reason is FinishReason.LENGTH else "stop"
 
 
-def _last_delta(turn: TurnRecord, text: str, logprobs: tuple[ScoredToken, ...]) -> ChatDelta:
-    assert turn.reason in ("stop", "length")
-    usage = Usage(
+def _usage(turn: TurnRecord) -> Usage:
+    return Usage(
         prompt_tokens=turn.prompt_tokens,
         completion_tokens=turn.completion_tokens,
         cached_tokens=turn.cached_tokens,
     )
-    return ChatDelta(text=text, logprobs=logprobs, finish_reason=turn.reason, usage=usage, timings=_timings(turn))
 
 
 def _timings(turn: TurnRecord) -> Timings:

@@ -1,14 +1,17 @@
 """Messages -> the prompt's text, by the model's own chat template (Jinja, as transformers runs it).
 
 A template comes with a checkpoint, so it is foreign code: it runs in Jinja's immutable sandbox. Templates differ in
-what they take; where one refuses a list of messages, or leaves a text out, they are tried again in plainer shapes.
+what they take; where one refuses a list of messages, or leaves a text out, they are tried again in plainer shapes. One
+that says nothing of tools or their calls has them told in words.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.chat.files import bad_checkpoint, read_json_if_there
-from app.chat.types import Message
+from app.chat.tools.choose import PROBE_KEY, PROBE_NAME, PROBE_VALUE, choose_format
+from app.chat.tools.format import ToolFormat
+from app.chat.tools.json_calls import loaded
+from app.chat.tools.told import told_in_words, tool_as_json
+from app.chat.types import Message, ToolCall, ToolSpec
 from app.errors import AppError
 
 _log = logging.getLogger("fireside.chat")
@@ -27,6 +34,7 @@ _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token",
 _MARK = "\x02fireside-continues-here\x03"
 
 Messages = tuple[Message, ...]
+Names = Mapping[str, Any]
 
 
 class ChatTemplate:
@@ -36,8 +44,14 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        self.source = source
         self._template = _environment().from_string(source)
         self._tokens = dict(tokens)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How a model with this template writes tool calls, as far as it can be seen."""
+        return choose_format(self.source, self._probe)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ChatTemplate | None":
@@ -52,19 +66,57 @@ class ChatTemplate:
             raise bad_checkpoint(folder / "chat_template", str(error)) from error
 
     def render(
-        self, messages: Messages, *, continue_final_message: bool = False, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[ToolSpec] = (),
+        tool_format: ToolFormat | None = None,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt, with the head of the assistant's turn at its end.
 
+        tools                    what the model may call
+        tool_format              how it writes that; None takes what the template shows
         continue_final_message   end inside the last message instead, so that the model goes on in it
         variables                more of them for the template (enable_thinking, ...)
         Raises AppError (400), with the template's own words, where it takes the messages in no shape
         """
+        names = variables or {}
+        has_tools = bool(tools) or any(message.tool_calls or message.role == "tool" for message in messages)
+        if not has_tools:
+            return self._best(messages, (), continue_final_message, names)
+        for empty in ("", None):  # some look for calls only in a message without any content
+            text = self._shown(messages, tools, continue_final_message, names, empty)
+            if text is not None:
+                return text
+        plain = told_in_words(messages, tools, tool_format or self.tool_format)
+        return self._best(plain, (), continue_final_message, names)
+
+    def _shown(
+        self, messages: Messages, tools: Sequence[ToolSpec], continues: bool, variables: Names, empty: str | None
+    ) -> str | None:
+        """The prompt, if the template has the tools, their calls and their results in it."""
+        try:
+            text = self._best(messages, tools, continues, variables, empty)
+        except AppError:
+            return None
+        return text if _says_all_of_tools(text, messages, tools) else None
+
+    def _best(
+        self,
+        messages: Messages,
+        tools: Sequence[ToolSpec],
+        continues: bool,
+        variables: Names,
+        empty: str | None = "",
+    ) -> str:
+        """In the first shape that the template takes whole, else in the first that it takes."""
         refusal = None
         incomplete = None
         for shape in _shapes(messages):
             try:
-                text = self._render(shape, continue_final_message, variables or {})
+                text = self._render(shape, tools, continues, variables, empty)
             except _Refusal as error:
                 refusal = refusal or error
                 continue
@@ -81,17 +133,30 @@ class ChatTemplate:
             param="messages",
         )
 
-    def _render(self, messages: Messages, continues: bool, variables: Mapping[str, Any]) -> str:
-        dicts = [_as_dict(message) for message in messages]
+    def _render(
+        self, messages: Messages, tools: Sequence[ToolSpec], continues: bool, variables: Names, empty: str | None
+    ) -> str:
+        dicts = [_as_dict(message, empty) for message in messages]
         if continues:  # the blank after the mark tells whether the template trims its messages
-            dicts[-1]["content"] += _MARK + " "
-        names = {"tools": None, "documents": None, **self._tokens, **variables}
-        names |= {"messages": dicts, "add_generation_prompt": not continues}
+            dicts[-1]["content"] = f"{messages[-1].content}{_MARK} "
+        names: dict[str, Any] = {"tools": [tool_as_json(tool) for tool in tools] or None, "documents": None}
+        names |= {**self._tokens, **variables, "messages": dicts, "add_generation_prompt": not continues}
         try:
             text = self._template.render(names)
         except Exception as error:  # foreign code may raise anything
             raise _Refusal(str(error)) from error
         return _cut_at_mark(text) if continues else text
+
+    def _probe(self) -> str | None:
+        """A conversation that ends with a call, as the template writes it."""
+        call = ToolCall(id="000000000", name=PROBE_NAME, arguments=json.dumps({PROBE_KEY: PROBE_VALUE}))
+        messages = (Message(role="user", content="x"), Message(role="assistant", content="", tool_calls=(call,)))
+        try:
+            return self._render(
+                (*messages, Message(role="user", content="x")), (ToolSpec(name=PROBE_NAME),), False, {}, ""
+            )
+        except _Refusal:
+            return None
 
 
 class _Refusal(Exception):
@@ -105,9 +170,23 @@ def _cut_at_mark(text: str) -> str:
     return head if tail.startswith(" ") else head.rstrip()
 
 
-def _as_dict(message: Message) -> dict[str, Any]:
-    extras = {"name": message.name, "reasoning_content": message.reasoning_content}
-    return {"role": message.role, "content": message.content} | {k: v for k, v in extras.items() if v is not None}
+def _as_dict(message: Message, empty: str | None) -> dict[str, Any]:
+    """`empty`: the content of a message that has calls and no text."""
+    content = message.content or empty if message.tool_calls else message.content
+    extras = {
+        "name": message.name,
+        "reasoning_content": message.reasoning_content,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": [_call_as_dict(call) for call in message.tool_calls] or None,
+    }
+    return {"role": message.role, "content": content} | {k: v for k, v in extras.items() if v is not None}
+
+
+def _call_as_dict(call: ToolCall) -> dict[str, Any]:
+    """Arguments as an object, which templates loop over; as they were written where they are none."""
+    arguments = loaded(call.arguments or "{}")
+    function = {"name": call.name, "arguments": arguments if isinstance(arguments, dict) else call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _says_everything(text: str, messages: Messages) -> bool:
@@ -115,15 +194,39 @@ def _says_everything(text: str, messages: Messages) -> bool:
     return all(message.content.strip() in text for message in messages if message.role in ("system", "user"))
 
 
+def _says_all_of_tools(text: str, messages: Messages, tools: Sequence[ToolSpec]) -> bool:
+    calls = (call.name for message in messages for call in message.tool_calls)
+    results = (message.content.strip() for message in messages if message.role == "tool")
+    return all(name in text for name in (*(tool.name for tool in tools), *calls)) and all(
+        result in text or json.dumps(result, ensure_ascii=False)[1:-1] in text for result in results
+    )
+
+
 def _shapes(messages: Messages) -> Iterator[Messages]:
     """The messages as they are, then plainer step by step; each shape says the same."""
     seen = [messages]
     yield messages
-    for plainer in (_one_system_message_first, _neighbours_joined, _system_told_by_user):
+    for plainer in (_short_call_ids, _one_system_message_first, _neighbours_joined, _system_told_by_user):
         shape = plainer(seen[-1])
         if shape != seen[-1]:
             seen.append(shape)
             yield shape
+
+
+def _short_call_ids(messages: Messages) -> Messages:
+    """Mistral's templates take ids of nine letters and digits alone."""
+    return tuple(
+        replace(
+            message,
+            tool_calls=tuple(replace(call, id=_short_id(call.id)) for call in message.tool_calls),
+            tool_call_id=None if message.tool_call_id is None else _short_id(message.tool_call_id),
+        )
+        for message in messages
+    )
+
+
+def _short_id(call_id: str) -> str:
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _one_system_message_first(messages: Messages) -> Messages:
@@ -135,7 +238,8 @@ def _one_system_message_first(messages: Messages) -> Messages:
 def _neighbours_joined(messages: Messages) -> Messages:
     joined: list[Message] = []
     for message in messages:
-        if joined and message.role == joined[-1].role and message.role in ("user", "assistant"):
+        has_calls = bool(message.tool_calls or (joined and joined[-1].tool_calls))
+        if joined and message.role == joined[-1].role and message.role in ("user", "assistant") and not has_calls:
             joined[-1] = replace(joined[-1], content=_joined((joined[-1], message)))
         else:
             joined.append(message)

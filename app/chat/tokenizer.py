@@ -38,6 +38,7 @@ class Tokenizer:
         self._special: dict[int, str] = {entry["id"]: entry["content"] for entry in added if entry["special"]}
         self._literal: dict[int, bytes] = {entry["id"]: entry["content"].encode() for entry in added}
         self._id_of_special = {text: token_id for token_id, text in self._special.items()}
+        self._id_of_added = {entry["content"]: entry["id"] for entry in added}
         self._unspellable = _unspellable_bytes(spec)
         self._is_composed = "NFC" in {step["type"] for step in _steps(spec.get("normalizer"), "normalizers")}
         self._longest_token = _longest_token(spec) if _keeps_length(spec) else None
@@ -79,6 +80,10 @@ class Tokenizer:
     def special_id(self, text: str) -> int | None:
         """The id of the control token that is written `text`."""
         return self._id_of_special.get(text)
+
+    def added_id(self, text: str) -> int | None:
+        """The id of the token that was added to the vocabulary as `text`, control token or not."""
+        return self._id_of_added.get(text)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The whole text, control tokens included."""

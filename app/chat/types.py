@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from engine.types import ORDINARY, GrammarSpec, ModelInfo, SamplingParams, Standing, TokenEvent
 
 Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -66,6 +67,11 @@ class SamplingOptions:
 
     Names and meanings are those of `engine.types.SamplingParams`; `stop` are strings, looked for in the text. Neither
     they nor stop ids end an answer before it has `min_tokens`.
+
+    grammar_param         the field of the request that asked for the grammar, for refusals
+    bad_words             texts that do not come anywhere in the answer
+    keeps_stop            the stop string is part of the answer
+    shows_control_tokens  they are part of its text
     """
 
     max_tokens: int | None = None
@@ -85,6 +91,11 @@ class SamplingOptions:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
+    grammar_param: str | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    keeps_stop: bool = False
+    shows_control_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +108,8 @@ class ChatRequest:
     reasoning_effort        how much the model thinks before it answers; None leaves it to its template
     continue_final_message  the last message is an assistant's beginning: go on in it, open no new turn
     template_kwargs         passed to the chat template (enable_thinking, ...); they go before `reasoning_effort`
+    keep_last               of a longer prompt only so many last tokens are used; -1 uses as many as fit
+    reports_progress        deltas tell how much of a long prompt is computed
     standing                its class and priority beside other requests
     """
 
@@ -110,18 +123,35 @@ class ChatRequest:
     reasoning_effort: Effort | None = None
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    keep_last: int | None = None
+    reports_progress: bool = False
     standing: Standing = ORDINARY
+
+
+@dataclass(frozen=True, slots=True)
+class FillIn:
+    """A prompt for what stands between two texts. `others`: (name, text) of files for the model to look at."""
+
+    before: str
+    after: str
+    others: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """Raw continuation: `prompt` is text (special tokens in it are parsed) or token ids. `echo` gives it back first."""
+    """Raw continuation: `prompt` is text (special tokens in it are parsed), token ids, or a gap to fill.
+
+    echo       gives the prompt back first; with max_tokens 0 nothing else
+    keep_last  of a longer prompt only so many last tokens are used; -1 uses as many as fit
+    """
 
     request_id: str
     model: str
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...] | FillIn
     sampling: SamplingOptions = SamplingOptions()
     echo: bool = False
+    keep_last: int | None = None
+    reports_progress: bool = False
     standing: Standing = ORDINARY
 
 
@@ -176,12 +206,23 @@ class ToolCallDelta:
     arguments: str = ""
 
 
+class Progress(NamedTuple):
+    """Tokens of the prompt that are computed or were found in the cache, of how many."""
+
+    num_computed: int
+    num_cached: int
+    num_prompt: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDelta:
     """A piece of the answer. Only the last one has finish_reason, usage and timings (its text may be empty).
 
     logprobs       of the tokens that came since the delta before: one for each that usage counts, the stop id included.
                    What they spell may be in a later delta, since text is held back
+    token_ids      those tokens
+    prompt_token_ids  in the first delta
+    progress       of the prompt; such a delta has nothing else
     finish_reason  tool_calls: the model has ended its answer, and there are calls in it
     stop_reason    with "stop": the stop string of the request that was met; None where the model ended by itself
     """
@@ -190,14 +231,17 @@ class ChatDelta:
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[ScoredToken, ...] = ()
-    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+    token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    progress: Progress | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
 
     @property
     def is_empty(self) -> bool:
-        """It says nothing."""
+        """It says nothing of the answer."""
         return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish_reason)
 
 
@@ -218,7 +262,9 @@ class EngineLike(Protocol):
 class LoadedModel(Protocol):
     """A model that can answer now.
 
-    sampling  the catalogue's defaults for it: temperature, top_p, top_k; empty where it says none
+    sampling     the catalogue's defaults for it: temperature, top_p, top_k; empty where it says none
+    tool_format  how it writes tool calls, by name; None leaves it to its chat template
+    reasoning    the tags around its thinking; None leaves it to its chat template
     """
 
     @property
@@ -227,6 +273,10 @@ class LoadedModel(Protocol):
     def folder(self) -> Path: ...
     @property
     def sampling(self) -> Mapping[str, float | int]: ...
+    @property
+    def tool_format(self) -> str | None: ...
+    @property
+    def reasoning(self) -> tuple[str, str] | None: ...
     @property
     def info(self) -> ModelInfo: ...
     @property

@@ -83,6 +83,8 @@ class ReadyModel:
     id: str
     folder: Path
     sampling: Mapping[str, float | int]
+    tool_format: str | None
+    reasoning: tuple[str, str] | None
     engine: Engine
 
     @property
@@ -365,7 +367,14 @@ class ModelManager:
         )
         for note in engine.memory.notes:
             _log.warning("%s: %s", entry.id, note)
-        return ReadyModel(id=entry.id, folder=folder, sampling=entry.sampling, engine=engine)
+        return ReadyModel(
+            id=entry.id,
+            folder=folder,
+            sampling=entry.sampling,
+            tool_format=entry.tool_format,
+            reasoning=entry.reasoning,
+            engine=engine,
+        )
 
 
 def _engine_config(settings: Settings, folder: Path) -> EngineConfig:

@@ -5,6 +5,8 @@ the sampler asks it what may come. An end id may come only where the grammar acc
 """
 
 import json
+import re
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.errors import BadRequest
+from engine.errors import BadGrammar
 from engine.plan import Grammar
 from engine.types import GrammarKind, GrammarSpec
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:  # imported where a vocabulary is made, so that the engine sta
 
 # As llama.cpp: room for indentation, but a model that began to write blanks cannot go on with them for ever.
 _JSON_OPTIONS = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
+_CODE_POINT = re.compile(r"\\\\|\\u(?P<four>[0-9a-fA-F]{4})|\\U(?P<eight>[0-9a-fA-F]{8})")
+_PLACE = re.compile(r"at \d+\(\d+\): ")
 _MAX_REASON = 400  # characters of llguidance's own words
 
 
@@ -43,19 +47,14 @@ class GrammarCompiler:
         self._vocabulary.exception()
 
     def compile(self, spec: GrammarSpec) -> "Matcher":
-        """Raises BadRequest that says what is wrong with the grammar."""
+        """Raises BadGrammar that says what is wrong with it."""
         try:
             vocabulary = self._vocabulary.result()
         except RuntimeError as error:
-            raise BadRequest(f"This model takes no grammars: {error}") from error
-        from llguidance import LLMatcher
-
-        try:
-            inner = LLMatcher(vocabulary, _source(spec, vocabulary), log_level=0)
-        except Exception as error:  # llguidance's converters raise plain Exception
-            raise _refusal(spec, str(error)) from error
-        if inner.is_error():
-            raise _refusal(spec, inner.get_error())
+            raise BadGrammar(f"This model takes no grammars: {error}") from error
+        inner = _matcher(vocabulary, _source(spec, vocabulary), spec)
+        has_more = spec.after or spec.instead
+        _refuse_empty(_matcher(vocabulary, _alone(spec), spec) if has_more else inner, vocabulary, spec)
         return Matcher(inner, vocabulary.vocab_size, spec)
 
 
@@ -135,19 +134,59 @@ def _vocabulary(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> 
         return LLTokenizer(text, eos_token=[*eos_token_ids])  # names more tokens than the model has logits for
 
 
+def _matcher(vocabulary: "LLTokenizer", source: str, spec: GrammarSpec) -> "LLMatcher":
+    from llguidance import LLMatcher
+
+    inner = LLMatcher(vocabulary, source, log_level=0)
+    if inner.is_error():
+        raise _refusal(spec, inner.get_error())
+    return inner
+
+
+def _refuse_empty(inner: "LLMatcher", vocabulary: "LLTokenizer", spec: GrammarSpec) -> None:
+    """A grammar under which nothing can be written would give an empty answer, as if that were one."""
+    possible = bytearray(inner.compute_bitmask())
+    for token_id in vocabulary.eos_tokens:
+        possible[token_id // 8] &= ~(1 << token_id % 8)
+    if not any(possible):
+        raise _refusal(spec, "no text but the empty one, if any, is allowed by it.")
+
+
+def _alone(spec: GrammarSpec) -> str:
+    return json.dumps({"grammars": [_answer_of(spec)]})
+
+
 def _source(spec: GrammarSpec, vocabulary: "LLTokenizer") -> str:
-    """The grammar in llguidance's words: JSON that names one grammar, or two where the answer begins with free text."""
-    answer = _answer(spec)
-    if not spec.after:
-        return json.dumps({"grammars": [answer]})
-    ids = vocabulary.tokenize_str(spec.after, parse_special=True)
-    if len(ids) == 1:  # a token of its own, which no text stands for
-        free = f"start: free <[{ids[0]}]> blanks? @answer\nfree: /(?s:.*)/"
-    else:
-        free = f"start: free blanks? @answer\nfree[suffix={json.dumps(spec.after)}]: /(?s:.*)/"
-    return json.dumps(
-        {"grammars": [{"lark_grammar": f"{free}\nblanks: /[ \\n]{{1,4}}/"}, {"name": "answer", **answer}]}
-    )
+    """The grammar in llguidance's words: JSON that names one grammar, or more where there is something beside it."""
+    if not (spec.after or spec.instead):
+        return _alone(spec)
+    named = [{"name": "answer", **_answer_of(spec)}]
+    named += [{"name": "other", **_answer_of(spec.instead)}] if spec.instead else []
+    answer = "(@answer | @other)" if spec.instead else "@answer"
+    lead = _lead(spec, vocabulary) if spec.after else f"start: {answer}"
+    return json.dumps({"grammars": [{"lark_grammar": lead.replace("@answer", answer)}, *named]})
+
+
+def _lead(spec: GrammarSpec, vocabulary: "LLTokenizer") -> str:
+    """Free text before the answer. A string that is a token of its own is no text to the grammar."""
+    opening, closing = _token(spec.opening, vocabulary), _token(spec.after, vocabulary)
+    free = f"free {closing}" if closing else "free"
+    thinking = f"{opening or json.dumps(spec.opening)} {free}" if spec.opening else free
+    start = f"start: ({thinking} blanks?)? @answer" if spec.opening else f"start: {thinking} blanks? @answer"
+    suffix = "" if closing else f"[suffix={json.dumps(spec.after)}]"
+    return f"{start}\nfree{suffix}: /(?s:.*)/\nblanks: /[ \\n]{{1,4}}/"
+
+
+def _token(text: str, vocabulary: "LLTokenizer") -> str:
+    ids = vocabulary.tokenize_str(text, parse_special=True) if text else []
+    return f"<[{ids[0]}]>" if len(ids) == 1 else ""
+
+
+def _answer_of(spec: GrammarSpec) -> dict[str, object]:
+    try:
+        return _answer(spec)
+    except Exception as error:  # llguidance's converters raise plain Exception
+        raise _refusal(spec, str(error)) from error
 
 
 def _answer(spec: GrammarSpec) -> dict[str, object]:
@@ -163,9 +202,36 @@ def _answer(spec: GrammarSpec) -> dict[str, object]:
         case GrammarKind.CHOICE:
             return {"lark_grammar": "start: " + " | ".join(map(json.dumps, _choices(spec.text)))}
         case GrammarKind.LARK:
-            from llguidance.gbnf_to_lark import any_to_lark
+            return {"lark_grammar": _from_gbnf(spec.text) if _is_gbnf(spec.text) else spec.text}
+        case GrammarKind.NATIVE:
+            return {"lark_grammar": spec.text}
 
-            return {"lark_grammar": any_to_lark(spec.text)}
+
+def _is_gbnf(text: str) -> bool:
+    from llguidance.gbnf_to_lark import is_lark_syntax
+
+    return not is_lark_syntax(text)
+
+
+def _from_gbnf(text: str) -> str:
+    """Raises, in the words of GBNF, where it is none."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(_CODE_POINT.sub(_as_character, text)))
+    except IndexError:
+        raise ValueError("it ends inside an escape sequence.") from None
+
+
+def _as_character(escape: "re.Match[str]") -> str:
+    """The converter writes code points in a way that Lark does not read."""
+    digits = escape["four"] or escape["eight"]
+    if digits is None or int(digits, 16) > sys.maxunicode:
+        return escape[0]
+    character = chr(int(digits, 16))
+    if character in '"\\[]':
+        return f"\\{character}"
+    return character if character.isprintable() or ord(character) > 0xFF else f"\\x{ord(character):02x}"
 
 
 def _schema(text: str) -> dict[str, object]:
@@ -182,7 +248,10 @@ def _choices(text: str) -> list[str]:
     return choices
 
 
-def _refusal(spec: GrammarSpec, reason: str) -> BadRequest:
-    words = " ".join(reason.partition("\n<state>")[0].split())
+def _refusal(spec: GrammarSpec, reason: str) -> BadGrammar:
+    reason, kind = reason.partition("\n<state>")[0], spec.kind.replace("_", " ")
+    if spec.kind is GrammarKind.LARK and _is_gbnf(spec.text):  # lines and places in Lark are not the caller's
+        reason, kind = _PLACE.sub("", reason.partition("\n")[0]), "GBNF"
+    words = " ".join(reason.split())
     shown = words if len(words) <= _MAX_REASON else words[: _MAX_REASON - 1] + "…"
-    return BadRequest(f"The {spec.kind.replace('_', ' ')} grammar cannot be served: {shown}")
+    return BadGrammar(f"The {kind} grammar cannot be served: {shown}")

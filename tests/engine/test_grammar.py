@@ -130,6 +130,25 @@ def test_a_grammar_may_begin_after_free_text(engine: Engine) -> None:
     assert len({answer.partition("#")[0] for answer in answers}) > 3
 
 
+def test_free_text_may_be_left_out_where_it_has_a_beginning_of_its_own(engine: Engine) -> None:
+    spec = GrammarSpec(GrammarKind.REGEX, "[0-9]{3}", after="#", opening="$")
+    answers = _answers(engine, spec, 20, logit_bias={ord("#"): 6.0, ord("$"): 3.0})
+    assert all(re.fullmatch(r"(?s:\$[^#]*#[ \n]{0,4})?[0-9]{3}", answer) for answer in answers)
+    assert {answer[0] == "$" for answer in answers} == {True, False}
+
+
+def test_an_answer_has_one_form_or_the_other(engine: Engine) -> None:
+    letters = GrammarSpec(GrammarKind.NATIVE, 'start: "ab" %json {"const": 7}')
+    answers = _answers(engine, GrammarSpec(GrammarKind.REGEX, "[0-9]{3}", instead=letters), 20)
+    assert all(re.fullmatch(r"ab7|[0-9]{3}", answer) for answer in answers)
+    assert "ab7" in answers and len(set(answers)) > 1
+
+
+def test_code_points_in_gbnf(engine: Engine) -> None:
+    spec = GrammarSpec(GrammarKind.LARK, r'root ::= "\u00e9\u005c" [\u00e0-\u00e2] "\U0001F600"')
+    assert all(re.fullmatch(r"é\\[à-â]😀", answer) for answer in _answers(engine, spec, 4))
+
+
 def test_a_complete_grammar_ends_the_answer_whatever_else_is_asked(engine: Engine) -> None:
     spec = GrammarSpec(GrammarKind.REGEX, "abc")
     for params in (SamplingParams(grammar=spec, min_tokens=9), SamplingParams(grammar=spec, ignore_eos=True)):
@@ -194,6 +213,13 @@ _BAD = {
     "no choice": (GrammarSpec(GrammarKind.CHOICE, "[]"), "one string or more"),
     "name": (GrammarSpec(GrammarKind.LARK, "start: foo"), '"foo"'),
     "empty": (GrammarSpec(GrammarKind.LARK, ""), "No 'root' rule"),
+    "name in GBNF": (GrammarSpec(GrammarKind.LARK, "root ::= foo-bar"), "GBNF grammar cannot be served: Rule"),
+    "range in GBNF": (GrammarSpec(GrammarKind.LARK, "root ::= [z-a]"), 'invalid regex "[z-a]"'),
+    "cut in GBNF": (GrammarSpec(GrammarKind.LARK, 'root ::= "\\'), "ends inside an escape"),
+    "no text": (GrammarSpec(GrammarKind.REGEX, r"[^\s\S]"), "no text but the empty one"),
+    "the empty text": (GrammarSpec(GrammarKind.LARK, 'root ::= ""'), "no text but the empty one"),
+    "no text after thoughts": (GrammarSpec(GrammarKind.REGEX, "", after="#"), "no text but the empty one"),
+    "no value": (_schema({"enum": []}), "anyOf is empty"),
 }
 
 

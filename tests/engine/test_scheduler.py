@@ -40,13 +40,14 @@ class Steps:
         needs_its_ids: bool = False,
         standing: Standing = ORDINARY,
         arrived_s: float = 0.0,
+        reports_progress: bool = False,
     ) -> Sequence:
         sequence = Sequence(
             request_id=request_id,
             token_ids=list(prompt),
             num_prompt_tokens=len(prompt),
             max_length=max_length,
-            params=SamplingParams(),
+            params=SamplingParams(reports_progress=reports_progress),
             stop_token_ids=frozenset({STOP_ID}),
             seed=0,
             arrived_s=arrived_s,
@@ -102,6 +103,21 @@ def test_long_prompt_is_computed_in_chunks_and_sampled_once() -> None:
         [("a", 16, 3, True)],
         [("a", 19, 1, True)],
     ]
+
+
+def test_progress_of_a_long_prompt_is_told_where_it_was_asked() -> None:
+    steps = Steps(budget=4)
+    steps.add("told", _numbers(0, 10), reports_progress=True)
+    told = [steps.step()[1] for _ in range(4)]
+    assert [[(e.token_id, e.num_computed_tokens, e.num_prompt_tokens) for e in events] for events in told] == [
+        [(None, 4, 10)],
+        [(None, 8, 10)],
+        [(7, 0, 10)],
+        [(7, 0, 10)],
+    ]
+    silent = Steps(budget=4)
+    silent.add("silent", _numbers(0, 10))
+    assert [silent.step()[1] for _ in range(2)] == [[], []]
 
 
 def test_a_plan_holds_the_blocks_of_its_tokens_and_no_more() -> None:
