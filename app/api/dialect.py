@@ -3,14 +3,14 @@
 OpenAI's two formats live in answers.py; each further dialect has a file of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
 from starlette.responses import Response
 
-from app.chat.types import ChatDelta, ScoredToken, Timings, Usage
+from app.chat.types import ChatDelta, ScoredToken, Timings, ToolCall, ToolCallDelta, Usage
 from app.errors import AppError
 
 SSE_TYPE = "text/event-stream; charset=utf-8"
@@ -24,15 +24,59 @@ class Answer:
     reasoning: str = ""
     logprobs: list[ScoredToken] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    _calls: list[list[ToolCallDelta]] = field(default_factory=list)
 
     def add(self, delta: ChatDelta) -> None:
         self.text += delta.text
         self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
+        for call in delta.tool_calls:
+            if call.index == len(self._calls):
+                self._calls.append([])
+            self._calls[call.index].append(call)
         if delta.finish_reason is not None:
-            self.finish_reason, self.usage, self.timings = delta.finish_reason, delta.usage, delta.timings
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+            self.usage, self.timings = delta.usage, delta.timings
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(_joined(pieces) for pieces in self._calls)
+
+
+def _joined(pieces: Sequence[ToolCallDelta]) -> ToolCall:
+    first = pieces[0]
+    arguments = "".join(piece.arguments for piece in pieces)
+    return ToolCall(id=first.id or "", name=first.name or "", arguments=arguments)
+
+
+class Part(NamedTuple):
+    """A piece of one block of an answer: of its thinking, its text, or one of its calls.
+
+    begins   the call's id and name, in its first piece
+    """
+
+    kind: Literal["reasoning", "text", "call"]
+    text: str
+    call_index: int = 0
+    begins: ToolCallDelta | None = None
+
+    @property
+    def block(self) -> tuple[str, int]:
+        """Parts of the same block have the same one."""
+        return self.kind, self.call_index
+
+
+def parts_of(delta: ChatDelta) -> Iterator[Part]:
+    """In the order in which the model wrote them: for dialects that send an answer block by block."""
+    if delta.reasoning:
+        yield Part("reasoning", delta.reasoning)
+    if delta.text:
+        yield Part("text", delta.text)
+    for call in delta.tool_calls:
+        yield Part("call", call.arguments, call.index, call if call.id is not None else None)
 
 
 class Dialect(Protocol):
