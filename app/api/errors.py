@@ -52,10 +52,11 @@ def error_response(error: AppError, path: str = "") -> Response:
         headers = {"x-should-retry": "false"}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(orjson.dumps(_body_for(path)(error)), error.status, headers, "application/json")
+    return Response(orjson.dumps(body_for(path)(error)), error.status, headers, "application/json")
 
 
-def _body_for(path: str) -> Callable[[AppError], dict[str, Any]]:
+def body_for(path: str) -> Callable[[AppError], dict[str, Any]]:
+    """The dialect that a path refuses in."""
     if path.startswith("/v1/messages"):
         return anthropic_body
     if path.startswith("/api/") and not path.startswith("/api/v0/"):

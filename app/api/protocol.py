@@ -30,6 +30,16 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
 class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
@@ -134,7 +144,7 @@ class MessageBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    role: str
+    role: Annotated[str, WithJsonSchema({"type": "string", "enum": [*ROLES]})]
     content: Any = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -273,21 +283,11 @@ def stop_strings(stop: Any, param: str = "stop") -> tuple[str, ...]:
     return tuple(item for item in stops if item)
 
 
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
-
-
 def _message(index: int, body: MessageBody) -> Message:
     place = f"messages[{index}]"
-    role = _ROLES.get(body.role)
+    role = ROLES.get(body.role)
     if role is None:
-        raise invalid(f"{place}.role", f"must be one of {', '.join(_ROLES)}; got {echo(body.role)}.")
+        raise invalid(f"{place}.role", f"must be one of {', '.join(ROLES)}; got {echo(body.role)}.")
     if body.tool_calls:
         raise _unsupported(f"{place}.tool_calls", body.tool_calls)
     return Message(

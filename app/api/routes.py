@@ -21,6 +21,7 @@ from app.api.loading import loading_router
 from app.api.messages import messages_router
 from app.api.metrics import Metrics
 from app.api.models import Shelf, models_router
+from app.api.openapi import describe
 from app.api.tokens import tokens_router
 from app.chat.service import ChatService
 from app.errors import AppError
@@ -70,6 +71,7 @@ def install(
         app.include_router(router)
     served = [route for router in routers for route in router.routes]
     _refuse_the_rest(app, served)
+    describe(app)
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(Guard, keys=keys, limits=limits, is_api=lambda scope: _is_api(served, scope))
