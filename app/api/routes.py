@@ -22,6 +22,7 @@ from app.api.messages import messages_router
 from app.api.metrics import Metrics
 from app.api.models import Shelf, models_router
 from app.api.openapi import describe
+from app.api.responses import responses_router
 from app.api.tokens import tokens_router
 from app.chat.service import ChatService
 from app.errors import AppError
@@ -61,6 +62,7 @@ def install(
         chat_router(service, shelf),
         completions_router(service, shelf),
         messages_router(service, shelf),
+        responses_router(service, shelf),
         loading_router(shelf),  # before the list, which takes every path below /models
         models_router(shelf),
         tokens_router(service),
