@@ -31,7 +31,7 @@ def _cpu() -> ModuleType:
 @cache
 def _gpu() -> ModuleType:
     import kernels.gpu
-    from kernels.gpu import activation, embedding, norm  # noqa: F401 (found as its attributes)
+    from kernels.gpu import activation, embedding, moe, norm  # noqa: F401 (found as its attributes)
 
     return kernels.gpu
 
@@ -161,6 +161,18 @@ def paged_attention(
     return reference.paged_attention(
         q, cache, block_table, seq_lens, cu_seqlens_q, scale=scale, window=window, softcap=softcap
     )
+
+
+def route_experts(logits: torch.Tensor, num_chosen: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mixture's experts for each token: logits [tokens, experts] -> their weights fp32 and ids int32, [tokens,
+    num_chosen] each, in the order of the ids.
+
+    The softmax runs over all experts, and the likeliest are taken, of equally likely ones the first. With `renormalise`
+    (after the choice) a token's weights sum to 1.
+    """
+    if _on_card(logits):
+        return _gpu().moe.route_experts(logits, num_chosen, renormalise)
+    return reference.route_experts(logits, num_chosen, renormalise)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

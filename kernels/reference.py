@@ -176,6 +176,14 @@ def gather_kv(cache: PagedKV, blocks: torch.Tensor, start: int, length: int) -> 
     return keys * key_scales, values * value_scales
 
 
+def route_experts(logits: torch.Tensor, num_chosen: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `ops.route_experts`."""
+    weights, chosen = logits.float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    chosen, places = chosen[:, :num_chosen].sort(dim=-1)
+    weights = weights[:, :num_chosen].gather(1, places)
+    return (weights / weights.sum(dim=-1, keepdim=True) if renormalise else weights), chosen.to(torch.int32)
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[..., 2 * n], gate first -> silu(gate) * up, [..., n]."""
     gate, up = gate_up.chunk(2, dim=-1)

@@ -34,7 +34,7 @@ class Moe:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]. The sums run in fp32 in the experts' order, whatever the company."""
-        weights, chosen = route(self._router(x), self._spec)
+        weights, chosen = ops.route_experts(self._router(x), self._spec.num_chosen, self._spec.renormalise)
         by_expert = chosen.flatten().argsort(stable=True)  # places in [tokens * chosen], grouped by expert
         tokens, shares = by_expert // self._spec.num_chosen, weights.flatten()[by_expert].unsqueeze(1)
         counts = chosen.flatten().bincount(minlength=self._spec.num_experts).tolist()
@@ -43,12 +43,3 @@ class Moe:
             if rows.numel():
                 out.index_add_(0, rows, expert(x[rows]).float() * share)
         return out.to(x.dtype)
-
-
-def route(logits: torch.Tensor, spec: MoeSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Router logits [tokens, experts] -> weights fp32 and ids of the chosen experts, [tokens, chosen] each.
-
-    The softmax runs over all experts; renormalising comes after the choice.
-    """
-    weights, chosen = logits.float().softmax(dim=-1).topk(spec.num_chosen, dim=-1)
-    return (weights / weights.sum(dim=-1, keepdim=True) if spec.renormalise else weights), chosen
