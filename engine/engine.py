@@ -6,6 +6,7 @@ engine runs in the child, in benches and in tests.
 
 import random
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -20,6 +21,8 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.types import (
     ORDINARY,
+    STEP_TOKEN_BOUNDS,
+    DeviceMemory,
     EngineStats,
     FinishReason,
     GrammarSpec,
@@ -41,6 +44,10 @@ class Runner(Protocol):
     def info(self) -> ModelInfo: ...
     @property
     def memory(self) -> MemoryReport: ...
+    def device_memory(self) -> DeviceMemory | None:
+        """Of the card now; None on a CPU."""
+        ...
+
     @property
     def steps_ahead(self) -> int:
         """Steps that may be submitted before the one before them is done: 1, or 0 where nothing is gained by it."""
@@ -81,6 +88,8 @@ class Engine:
         self._desk = GrammarDesk(runner.compile_grammar, on_compiled)
         self._seeds = random.Random(config.seed)
         self._num_steps = 0
+        self._step_tokens = 0
+        self._steps_by_tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
         self._host_us = 0.0
         self._last_step_s = time.monotonic()
 
@@ -196,6 +205,8 @@ class Engine:
         events = self._scheduler.settle(plan, output)
         self._host_us += (time.perf_counter_ns() - settling_ns) / 1000
         self._num_steps += 1
+        self._step_tokens += plan.num_tokens
+        self._steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
         self._last_step_s = time.monotonic()
         return events
 
@@ -214,6 +225,9 @@ class Engine:
             num_steps=self._num_steps,
             last_step_age_s=time.monotonic() - self._last_step_s if self.has_work else 0.0,
             step_host_us=self._host_us,
+            steps_by_tokens=tuple(self._steps_by_tokens),
+            step_tokens=self._step_tokens,
+            device_memory=self._runner.device_memory(),
         )
 
     def check(self) -> None:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from engine import environment
@@ -46,11 +46,12 @@ def main(start: Start, inbox: Connection, outbox: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides when we end
     if sys.platform != "win32":  # the parent blocked it until here; what we start ourselves should not inherit that
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    began_s = time.monotonic()
     requests: queue.SimpleQueue[ToChild | _Wake] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(inbox, requests), name="inbox", daemon=True).start()
     try:
         engine = _load(start, requests, outbox)
-        _serve(engine, requests, outbox)
+        _serve(engine, time.monotonic() - began_s, requests, outbox)
     except (BrokenPipeError, ConnectionResetError):
         raise SystemExit(1) from None  # the parent has closed its end: nobody is left to tell
     except EngineError as error:
@@ -80,18 +81,18 @@ def _load(start: Start, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Co
     engine = Engine(runner, start.config, on_compiled=lambda: requests.put(_Wake()))
     environment.settle_collector()
     outbox.send(Ready(runner.info, runner.memory))
-    outbox.send(Stats(engine.stats()))
     return engine
 
 
-def _serve(engine: Engine, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Connection) -> None:
+def _serve(engine: Engine, load_s: float, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Connection) -> None:
     stats_sent_s = 0.0
+    outbox.send(Stats(replace(engine.stats(), load_s=load_s)))
     while _take(engine, requests, outbox):
         if engine.can_compute:
             _step(engine, outbox)
         now_s = time.monotonic()
         if not engine.can_compute or now_s - stats_sent_s >= _STATS_EVERY_S:
-            outbox.send(Stats(engine.stats()))
+            outbox.send(Stats(replace(engine.stats(), load_s=load_s)))
             stats_sent_s = now_s
 
 

@@ -25,7 +25,7 @@ from engine.plan import BatchPlan, FinishedStep, Grammar, PendingStep, Scheduled
 from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logprobs import prompt_logprobs_of
 from engine.sampling.sampler import Sampled, Sampler
-from engine.types import GrammarSpec, MemoryReport, ModelInfo, SamplingParams
+from engine.types import DeviceMemory, GrammarSpec, MemoryReport, ModelInfo, SamplingParams
 from kernels import ops
 from kernels.device import Device, open_device, usable_cores, use_threads
 
@@ -106,6 +106,13 @@ class ModelRunner:
             sampled = self._sampler.sample(self._decoder.logits(hidden[sample_rows]), sampling)
         self._last_token_ids[slots] = sampled.token_ids
         return sampled, prompts
+
+    def device_memory(self) -> DeviceMemory | None:
+        """Of the card now; None on a CPU."""
+        if self._device.kind == "cpu":
+            return None
+        free = self._device.free_bytes()
+        return DeviceMemory(used_bytes=self._device.total_bytes() - free, free_bytes=free)
 
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
         """Safe in any thread. Raises BadRequest."""

@@ -202,9 +202,26 @@ class MemoryReport:
         return self.num_blocks * self.block_size
 
 
+# Tokens of a step, by which steps are counted: up to so many.
+STEP_TOKEN_BOUNDS = tuple(2**power for power in range(15))
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of a card, as its driver counts them: whoever uses them."""
+
+    used_bytes: int
+    free_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot for the monitor and /metrics. Counters grow from the child's start."""
+    """A snapshot for the monitor and /metrics. Counters grow from the child's start.
+
+    steps_by_tokens  steps that computed up to so many tokens, for each of STEP_TOKEN_BOUNDS (each step counts once),
+                     and last those with more
+    load_s           from the child's start to its being ready
+    device_memory    None on a CPU
+    """
 
     num_requests_running: int = 0
     num_requests_waiting: int = 0
@@ -218,7 +235,10 @@ class EngineStats:
     num_steps: int = 0
     last_step_age_s: float = 0.0  # since the last step ended, while there is work; 0 when idle
     step_host_us: float = 0.0  # scheduler time (plan + settle) of the last step
-    extra: dict[str, float] = field(default_factory=dict)
+    steps_by_tokens: tuple[int, ...] = ()
+    step_tokens: int = 0  # tokens of all steps
+    load_s: float = 0.0
+    device_memory: DeviceMemory | None = None
 
     @property
     def kv_cache_usage(self) -> float:

@@ -5,14 +5,15 @@ own counts are read when somebody asks.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from app.chat.service import TurnRecord
-from engine.types import EngineStats
+from engine.types import STEP_TOKEN_BOUNDS, EngineStats
 
 _ms = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 50, 100, 200, 500, 1000, 5000)
 _INTER_TOKEN = tuple(value / 1000 for value in _ms)
@@ -95,6 +96,13 @@ class _EngineCollector(Collector):
         yield _counter("num_preemptions", "Sequences sent back to waiting", stats.num_preemptions)
         yield _counter("prompt_tokens", "Prompt tokens computed", stats.prompt_tokens)
         yield _counter("generation_tokens", "Tokens generated", stats.generation_tokens)
+        yield _gauge("model_load_seconds", "Time that the model in hand took to load", stats.load_s)
+        if stats.device_memory is not None:
+            yield _gauge(
+                "gpu_memory_used_bytes", "Memory of the card in use, by all programs", stats.device_memory.used_bytes
+            )
+            yield _gauge("gpu_memory_free_bytes", "Memory of the card that is free", stats.device_memory.free_bytes)
+        yield _steps_by_tokens(stats)
         yield _counter("engine_steps", "Steps of the engine", stats.num_steps)
 
 
@@ -104,3 +112,14 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"fireside_{name}", text, value=value)
+
+
+def _steps_by_tokens(stats: EngineStats) -> Metric:
+    bounds = [*(str(float(bound)) for bound in STEP_TOKEN_BOUNDS), "+Inf"]
+    counts = accumulate(stats.steps_by_tokens or (0,) * len(bounds))
+    return HistogramMetricFamily(
+        "fireside_iteration_tokens_total",
+        "Tokens computed in a step: how full the batch is",
+        buckets=list(zip(bounds, counts, strict=True)),
+        sum_value=stats.step_tokens,
+    )

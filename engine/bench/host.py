@@ -45,6 +45,9 @@ class _NullRunner:
 
     steps_ahead = 0
 
+    def device_memory(self) -> None:
+        return None
+
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
         raise BadRequest("A runner that computes nothing takes no grammars.")
 

@@ -50,6 +50,9 @@ class EndlessRunner:
         time.sleep(0.01)
         return FinishedStep(StepOutput((ord("a"),) * plan.num_sampled))
 
+    def device_memory(self) -> None:
+        return None
+
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
         raise BadRequest("this model takes no grammar")
 

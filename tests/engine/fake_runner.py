@@ -69,6 +69,9 @@ class FakeRunner:
         self._kvs: dict[tuple[int, int], int] = {}
         self._last_ids: dict[int, int] = {}
 
+    def device_memory(self) -> None:
+        return None
+
     def compile_grammar(self, spec: GrammarSpec) -> "FakeGrammar":
         """The text is how many tokens the grammar takes; "bad" is refused, "wait" is compiled when `gate` is set."""
         if spec.text == "bad":

@@ -71,7 +71,7 @@ def _is_idle(client: EngineClient) -> bool:
     """The child did something, has nothing left to do and holds nothing, and the client waits for nothing."""
     stats = client.stats
     in_flight = stats.num_requests_running + stats.num_requests_waiting + stats.num_blocks_used
-    return stats.num_steps > 0 and in_flight == 0 and stats.last_step_age_s == 0
+    return stats.num_steps > 0 and stats.load_s > 0 and in_flight == 0 and stats.last_step_age_s == 0
 
 
 async def test_concurrent_requests_get_the_tokens_that_each_gets_alone() -> None:

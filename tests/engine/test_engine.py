@@ -387,3 +387,5 @@ def test_stats_count_what_was_done() -> None:
     assert (stats.prompt_tokens, stats.generation_tokens, stats.num_steps) == (12, 6, 6)
     assert (stats.num_requests_running, stats.num_requests_waiting, stats.last_step_age_s) == (0, 0, 0.0)
     assert stats.step_host_us > 0
+    assert sum(stats.steps_by_tokens) == 6 and stats.step_tokens == 12 + 4
+    assert stats.steps_by_tokens[0] == 4, "steps of one token"
