@@ -399,7 +399,7 @@ def test_all_tokens_of_a_step_travel_in_one_message() -> None:
         return cast("list[object]", events)
 
     engine.step = step  # type: ignore[method-assign, assignment]
-    _serve(engine, inbox, outbox)  # type: ignore[arg-type]
+    _serve(engine, 0.0, inbox, outbox)  # type: ignore[arg-type]
     tokens = [message for message in outbox.sent if isinstance(message, Tokens)]
     assert [len(message.events) for message in tokens] == [3, 3, 3, 3]
     assert isinstance(outbox.sent[-1], Stats)
@@ -412,7 +412,7 @@ def test_aborted_request_ends_with_an_abort_event() -> None:
         inbox.put(message)
     inbox.put(Shutdown())
     outbox = _Outbox()
-    _serve(Engine(FakeRunner(), EngineConfig(model="fake")), inbox, outbox)  # type: ignore[arg-type]
+    _serve(Engine(FakeRunner(), EngineConfig(model="fake")), 0.0, inbox, outbox)  # type: ignore[arg-type]
     ended = [event for message in outbox.sent if isinstance(message, Tokens) for event in message.events]
     assert [(e.request_id, e.token_id, e.finish_reason) for e in ended] == [
         ("a", None, FinishReason.ABORT),
