@@ -1,7 +1,8 @@
 """Deltas -> the objects of OpenAI's two answer formats, as chunks of a stream and as one whole.
 
 Rules kept here, each of which has broken a client: every object has id, object, created, model and a `choices` list;
-every choice has an index; the role stands in the first chunk alone; exactly one finish_reason a choice.
+every choice has an index; the role stands in the first chunk alone; exactly one finish_reason a choice; a tool call's
+id, type and name stand in its first piece alone.
 """
 
 import codecs
@@ -16,7 +17,7 @@ from starlette.responses import Response
 
 from app.api.dialect import SSE_TYPE, Answer, sse
 from app.api.errors import error_body, error_response
-from app.chat.types import ChatDelta, ScoredToken, Timings, Usage
+from app.chat.types import ChatDelta, Progress, ScoredToken, Timings, ToolCall, ToolCallDelta, Usage
 from app.errors import AppError
 
 
@@ -27,6 +28,7 @@ class AnswerFormat(ABC):
     answers  of the whole request
     choices  answers a prompt; the prompt's tokens count once for all of them
     usage    a stream ends with the usage chunk
+    ids      choices have their `token_ids`
     """
 
     stream_type = SSE_TYPE
@@ -34,12 +36,13 @@ class AnswerFormat(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, model: str, *, answers: int, choices: int, usage: bool) -> None:
+    def __init__(self, model: str, *, answers: int, choices: int, usage: bool, ids: bool = False) -> None:
         self._id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._answers = answers
         self._wants_usage = usage
+        self._wants_ids = ids
         self._usages: dict[int, Usage] = {}
         self.choices = choices
 
@@ -87,8 +90,10 @@ class AnswerFormat(ABC):
 
     def chunk(self, index: int, delta: ChatDelta) -> dict[str, Any]:
         logprobs = self._logprobs(index, delta.logprobs) if delta.logprobs else None
-        choice = {"index": index, **self._delta(delta), "logprobs": logprobs, "finish_reason": delta.finish_reason}
+        choice = {"index": index, **self._delta(delta), "logprobs": logprobs, **self._ending(delta)}
         frame = self._frame(self.chunk_object, [choice])
+        if delta.progress is not None:
+            frame["prompt_progress"] = progress_block(delta.progress)
         if delta.timings is not None and delta.usage is not None:
             frame["timings"] = timings_block(delta.usage, delta.timings)
         return frame
@@ -106,7 +111,17 @@ class AnswerFormat(ABC):
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         logprobs = self._logprobs(index, answer.logprobs) if answer.logprobs else None
-        return {"index": index, **self._whole(answer), "logprobs": logprobs, "finish_reason": answer.finish_reason}
+        return {"index": index, **self._whole(answer), "logprobs": logprobs, **self._ending(answer)}
+
+    def _ending(self, said: ChatDelta | Answer) -> dict[str, Any]:
+        """How it ended, if it did, and what vLLM's clients may ask for beside it."""
+        ending: dict[str, Any] = {"finish_reason": said.finish_reason}
+        if said.stop_reason is not None:
+            ending["stop_reason"] = said.stop_reason
+        if self._wants_ids:
+            ending["token_ids"] = list(said.token_ids)
+            ending |= {"prompt_token_ids": list(said.prompt_token_ids)} if said.prompt_token_ids else {}
+        return ending
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
@@ -128,6 +143,10 @@ class ChatFormat(AnswerFormat):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
+    def __init__(self, model: str, *, shows_reasoning: bool = True, **common: Any) -> None:
+        super().__init__(model, **common)
+        self._shows_reasoning = shows_reasoning
+
     def _first(self, index: int) -> dict[str, Any]:
         choice = {
             "index": index,
@@ -138,13 +157,17 @@ class ChatFormat(AnswerFormat):
         return self._frame(self.chunk_object, [choice])
 
     def _delta(self, delta: ChatDelta) -> dict[str, Any]:
-        parts = {"content": delta.text, "reasoning_content": delta.reasoning}
-        return {"delta": {name: text for name, text in parts.items() if text}}
+        parts = {"content": delta.text, "reasoning_content": delta.reasoning if self._shows_reasoning else ""}
+        parts = {name: text for name, text in parts.items() if text}
+        return {"delta": parts | ({"tool_calls": [*map(_call_piece, delta.tool_calls)]} if delta.tool_calls else {})}
 
     def _whole(self, answer: Answer) -> dict[str, Any]:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
-        if answer.reasoning:
+        calls = [_whole_call(call) for call in answer.tool_calls]
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.reasoning and self._shows_reasoning:
             message["reasoning_content"] = answer.reasoning
+        if calls:
+            message |= {"content": answer.text or None, "tool_calls": calls}
         return {"message": message}
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
@@ -161,8 +184,8 @@ class CompletionFormat(AnswerFormat):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, model: str, *, answers: int, choices: int, usage: bool) -> None:
-        super().__init__(model, answers=answers, choices=choices, usage=usage)
+    def __init__(self, model: str, **common: Any) -> None:
+        super().__init__(model, **common)
         # What an answer's tokens have spelled so far, by answer: half characters, and how many whole ones.
         self._texts: defaultdict[int, codecs.IncrementalDecoder] = defaultdict(
             lambda: codecs.getincrementaldecoder("utf-8")("replace")
@@ -191,6 +214,19 @@ class CompletionFormat(AnswerFormat):
         }
 
 
+def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
+    """Clients join what comes more than once: id, type and name must not."""
+    if piece.id is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
+def _whole_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
 def _chat_token(token: bytes, logprob: float | None) -> dict[str, Any]:
     return {"token": token.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(token)}
 
@@ -208,6 +244,15 @@ def _top(scored: ScoredToken) -> dict[str, float] | None:
     if scored.logprob is None:
         return None
     return {_spelled(token): logprob for token, logprob in (*scored.top, (scored.token, scored.logprob))}
+
+
+def progress_block(progress: Progress) -> dict[str, int]:
+    """llama.cpp's block, of tokens."""
+    return {
+        "total": progress.num_prompt,
+        "cache": progress.num_cached,
+        "processed": progress.num_computed,
+    }
 
 
 def timings_block(usage: Usage, timings: Timings) -> dict[str, float]:

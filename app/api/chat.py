@@ -4,9 +4,9 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.answers import ChatFormat
 from app.api.body import body_schema, read_body
+from app.api.chat_body import ChatBody
 from app.api.ids import engine_request_id
 from app.api.models import Shelf
-from app.api.protocol import ChatBody
 from app.api.stream import AnswerReply
 from app.chat.service import ChatService
 
@@ -24,6 +24,8 @@ def chat_router(service: ChatService, shelf: Shelf) -> APIRouter:
             answers=len(sources),
             choices=body.num_choices,
             usage=body.wants_usage,
+            ids=bool(body.return_token_ids),
+            shows_reasoning=body.include_reasoning is not False,
         )
         return AnswerReply(sources, dialect, stream=bool(body.stream))
 

@@ -4,9 +4,9 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.answers import CompletionFormat
 from app.api.body import body_schema, read_body
+from app.api.completion_body import CompletionBody
 from app.api.ids import engine_request_id
 from app.api.models import Shelf
-from app.api.protocol import CompletionBody
 from app.api.stream import AnswerReply
 from app.chat.service import ChatService
 
@@ -24,6 +24,7 @@ def completions_router(service: ChatService, shelf: Shelf) -> APIRouter:
             answers=len(sources),
             choices=body.num_choices,
             usage=body.wants_usage,
+            ids=bool(body.return_token_ids),
         )
         return AnswerReply(sources, dialect, stream=bool(body.stream))
 

@@ -23,6 +23,8 @@ class Answer:
     text: str = ""
     reasoning: str = ""
     logprobs: list[ScoredToken] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     stop_reason: str | None = None
     usage: Usage | None = None
@@ -33,6 +35,8 @@ class Answer:
         self.text += delta.text
         self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
+        self.token_ids += delta.token_ids
+        self.prompt_token_ids = self.prompt_token_ids or delta.prompt_token_ids
         for call in delta.tool_calls:
             if call.index == len(self._calls):
                 self._calls.append([])

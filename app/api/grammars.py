@@ -18,7 +18,14 @@ FIELDS = (
 
 
 def grammar_of(fields: Mapping[str, Any]) -> GrammarSpec | None:
-    """`fields` has those of FIELDS that were sent. Raises AppError (400) for more than one form, or an odd one."""
+    """The form alone, otherwise as `named_grammar_of`."""
+    named = named_grammar_of(fields)
+    return None if named is None else named[1]
+
+
+def named_grammar_of(fields: Mapping[str, Any]) -> tuple[str, GrammarSpec] | None:
+    """`fields` has those of FIELDS that were sent: the one that asks for a form, and the form. Raises AppError (400)
+    for more than one, or an odd one."""
     asked = {}
     for name in FIELDS:
         value = fields.get(name)
@@ -27,7 +34,7 @@ def grammar_of(fields: Mapping[str, Any]) -> GrammarSpec | None:
             asked[name] = spec
     if len(asked) > 1:
         raise invalid(list(asked)[1], f"not together with `{next(iter(asked))}`: an answer has one form.")
-    return next(iter(asked.values()), None)
+    return next(iter(asked.items()), None)
 
 
 def _read(name: str, value: Any) -> GrammarSpec | None:

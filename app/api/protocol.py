@@ -1,21 +1,21 @@
-"""OpenAI's wire words for requests, and their conversion to app.chat.types.
+"""What the bodies of chat and raw completions have in common, in OpenAI's words and vLLM's, -> SamplingOptions.
 
-A field that is honoured is declared here; one that cannot be honoured yet is in `_NOT_YET` and refused by name unless
-its value changes nothing; any other is accepted and ignored, as clients send many of their own.
+A field that is honoured is declared here or in the body's own file; one that would change the answer and cannot be
+honoured is in `_REFUSED`, by name; any other is accepted and ignored, as clients send many of their own.
 """
 
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from app.api.body import invalid
 from app.api.errors import echo
 from app.api.grammars import FIELDS as GRAMMAR_FIELDS
-from app.api.grammars import grammar_of
-from app.chat.types import ChatRequest, CompletionRequest, Message, Role, SamplingOptions
+from app.api.grammars import named_grammar_of
+from app.chat.types import SamplingOptions
 from app.errors import AppError
-from engine.types import Standing
+from engine.types import RequestClass, Standing
 
 MAX_CHOICES = 128
 MAX_STOPS = 256
@@ -30,18 +30,11 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
-
-
 class StreamOptions(BaseModel):
+    """include_progress   of a long prompt: an extra of ours"""
+
     include_usage: bool | None = None
+    include_progress: bool | None = None
 
 
 class GenerationBody(BaseModel):
@@ -65,7 +58,15 @@ class GenerationBody(BaseModel):
     stop: Stop = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-_PRIORITIES, le=_PRIORITIES)] | None = None
+    request_class: RequestClass | None = None
+    user: Any = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -77,9 +78,9 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
-    def _refuse_what_is_not_served_yet(self) -> "GenerationBody":
+    def _refuse_what_is_not_served(self) -> "GenerationBody":
         for name, value in (self.model_extra or {}).items():
-            changes_nothing = _NOT_YET.get(name)
+            changes_nothing = _REFUSED.get(name)
             if changes_nothing is not None and value is not None and not changes_nothing(value):
                 raise _unsupported(name, value)
         return self
@@ -103,9 +104,20 @@ class GenerationBody(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def wants_progress(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_progress)
+
+    @property
     def standing(self) -> Standing:
-        """Somebody waits for what an API answers; `priority` as in vLLM, lower first."""
-        return Standing(priority=self.priority or 0)
+        """Somebody waits for what an API answers, unless it says another class; `priority` as in vLLM, lower first. An
+        autocompletion makes the one before it of the same `user` needless."""
+        request_class = self.request_class or RequestClass.INTERACTIVE
+        has_follower = request_class is RequestClass.AUTOCOMPLETE and isinstance(self.user, str)
+        return Standing(
+            request_class=request_class,
+            priority=self.priority or 0,
+            client_id=self.user if has_follower else "",
+        )
 
     def check_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -117,6 +129,10 @@ class GenerationBody(BaseModel):
         if max_tokens is not None and min_tokens > max_tokens:
             raise invalid("min_tokens", f"is {min_tokens}, more than the {max_tokens} that the answer may have.")
         greedy = self.top_p == 0  # the smallest set of tokens that reaches probability 0 is the likeliest one
+        grammar_param, grammar = named_grammar_of({name: getattr(self, name) for name in GRAMMAR_FIELDS}) or (
+            None,
+            None,
+        )
         seed = None if self.seed is None or self.seed < 0 else (self.seed + choice) % _SEEDS
         return SamplingOptions(
             max_tokens=max_tokens,
@@ -135,133 +151,13 @@ class GenerationBody(BaseModel):
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.num_logprobs,
             prompt_logprobs=self.num_prompt_logprobs,
-            grammar=grammar_of({name: getattr(self, name) for name in GRAMMAR_FIELDS}),
+            grammar=grammar,
+            grammar_param=grammar_param,
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            bad_words=tuple(word for word in self.bad_words or () if word),
+            keeps_stop=bool(self.include_stop_str_in_output),
+            shows_control_tokens=self.skip_special_tokens is False,
         )
-
-
-class MessageBody(BaseModel):
-    """Fields beyond these (refusal, cache_control, prefix, ...) are dropped: no chat template reads them."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    role: Annotated[str, WithJsonSchema({"type": "string", "enum": [*ROLES]})]
-    content: Any = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
-
-
-class ChatBody(GenerationBody):
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-
-    def requests(self, request_id: str) -> list[ChatRequest]:
-        """One request for each of the n answers. Raises AppError (400)."""
-        self.check_stream_options()
-        messages = tuple(_message(index, message) for index, message in enumerate(self.messages))
-        return [
-            ChatRequest(
-                request_id=f"{request_id}-{choice}",
-                model=self.model or "",
-                messages=messages,
-                sampling=self.sampling(choice, self._max_tokens()),
-                continue_final_message=self._continues(messages),
-                template_kwargs=self._template_kwargs(),
-                standing=self.standing,
-            )
-            for choice in range(self.num_choices)
-        ]
-
-    @property
-    def num_logprobs(self) -> int | None:
-        if self.top_logprobs and not self.logprobs:
-            raise invalid("top_logprobs", "only allowed when `logprobs` is true.")
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    def _max_tokens(self) -> int | None:
-        """The newer name wins; SillyTavern sends both."""
-        if self.max_completion_tokens is not None:
-            return token_limit("max_completion_tokens", self.max_completion_tokens)
-        return token_limit("max_tokens", self.max_tokens)
-
-    def _continues(self, messages: tuple[Message, ...]) -> bool:
-        """A last message of the assistant is its beginning, unless the client says otherwise (vLLM's two flags)."""
-        if self.continue_final_message and self.add_generation_prompt:
-            raise invalid("continue_final_message", "not together with add_generation_prompt.")
-        is_assistant = messages[-1].role == "assistant"
-        if self.continue_final_message and not is_assistant:
-            raise invalid("continue_final_message", "the last message is not the assistant's.")
-        return is_assistant and self.continue_final_message is not False and not self.add_generation_prompt
-
-    def _template_kwargs(self) -> dict[str, Any]:
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return effort | (self.chat_template_kwargs or {})
-
-
-class CompletionBody(GenerationBody):
-    prompt: Annotated[
-        Any,
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {}}]}),
-    ]
-    echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-
-    @field_validator("logprobs", mode="before")
-    @classmethod
-    def _no_logprobs(cls, logprobs: Any) -> Any:
-        """Chat's way to say none."""
-        return None if logprobs is False else logprobs
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.logprobs
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """With `echo` the prompt is part of the text."""
-        return self.logprobs if self.echo else None
-
-    @field_validator("prompt")
-    @classmethod
-    def _some_prompt(cls, prompt: Any) -> Any:
-        if prompt is None or prompt == "" or prompt == []:
-            raise AppError(400, "empty_prompt", "`prompt` is empty.", hint="Send some text.", param="prompt")
-        return prompt
-
-    def prompts(self) -> list[str | tuple[int, ...]]:
-        """string | list of strings | token ids | list of lists of token ids -> the prompts. Raises AppError (400)."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt, list):
-            if all(map(_is_token_id, self.prompt)):
-                return [tuple(self.prompt)]
-            return [_one_prompt(index, item) for index, item in enumerate(self.prompt)]
-        raise invalid("prompt", f"expected text, token ids, or a list of either; got {echo(self.prompt)}.")
-
-    def requests(self, request_id: str) -> list[CompletionRequest]:
-        """One request for each answer: n for the first prompt, then n for the next. Raises AppError (400)."""
-        self.check_stream_options()
-        prompts = self.prompts()
-        if len(prompts) * self.num_choices > MAX_CHOICES:
-            raise invalid("prompt", f"{len(prompts)} prompts of n={self.num_choices}: at most {MAX_CHOICES} answers.")
-        return [
-            CompletionRequest(
-                request_id=f"{request_id}-{index * self.num_choices + choice}",
-                model=self.model or "",
-                prompt=prompt,
-                sampling=self.sampling(choice, token_limit("max_tokens", self.max_tokens)),
-                echo=bool(self.echo),
-                standing=self.standing,
-            )
-            for index, prompt in enumerate(prompts)
-            for choice in range(self.num_choices)
-        ]
 
 
 def token_limit(param: str, value: int | None) -> int | None:
@@ -283,67 +179,11 @@ def stop_strings(stop: Any, param: str = "stop") -> tuple[str, ...]:
     return tuple(item for item in stops if item)
 
 
-def _message(index: int, body: MessageBody) -> Message:
-    place = f"messages[{index}]"
-    role = ROLES.get(body.role)
-    if role is None:
-        raise invalid(f"{place}.role", f"must be one of {', '.join(ROLES)}; got {echo(body.role)}.")
-    if body.tool_calls:
-        raise _unsupported(f"{place}.tool_calls", body.tool_calls)
-    return Message(
-        role=role,
-        content=_text(f"{place}.content", body.content),
-        name=body.name,
-        reasoning_content=body.reasoning_content,
-    )
-
-
-def _text(param: str, content: Any) -> str:
-    """Content as one text: a string, null, or a list of parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(param, f"expected a string or a list of parts; got {echo(content)}.")
-    return "\n".join(_part(f"{param}[{index}]", part) for index, part in enumerate(content))
-
-
-def _part(param: str, part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-    text = part.get("text") if isinstance(part, dict) else None
-    if kind in ("text", "input_text", "output_text") and isinstance(text, str):
-        return text
-    if kind in ("text", "input_text", "output_text"):
-        raise invalid(param, "a text part needs a string `text`.")
-    raise AppError(
-        400,
-        "unsupported_content",
-        f"`{param}` is a part of type {echo(kind)}, and this model reads text only.",
-        hint="Send text parts, or choose a model that takes such input.",
-        param=param,
-    )
-
-
-def _is_token_id(item: Any) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
-
-
-def _one_prompt(index: int, item: Any) -> str | tuple[int, ...]:
-    if isinstance(item, str) and item:
-        return item
-    if isinstance(item, list) and item and all(map(_is_token_id, item)):
-        return tuple(item)
-    raise invalid(f"prompt[{index}]", f"expected text or a list of token ids, not empty; got {echo(item)}.")
-
-
 def _unsupported(name: str, value: Any) -> AppError:
     return AppError(
         400,
         "unsupported_parameter",
-        f"`{name}` is not supported yet (got {echo(value)}).",
+        f"`{name}` is not supported (got {echo(value)}).",
         hint="Leave it out.",
         param=name,
     )
@@ -353,23 +193,33 @@ def _is_one_of(*neutral: Any) -> Callable[[Any], bool]:
     return lambda value: value in neutral
 
 
+_ZERO = _is_one_of(0)
 _ONE = _is_one_of(1)
 _OFF = _is_one_of(False)
 _EMPTY = _is_one_of([], {}, "")
 
-# Fields with a meaning that the engine cannot give yet -> does this value change nothing?
-_NOT_YET: dict[str, Callable[[Any], bool]] = {
-    "tools": _EMPTY,
-    "functions": _EMPTY,
-    "tool_choice": _is_one_of("none", "auto"),
+# Fields that would change the answer, in ways that Fireside has not -> does this value change nothing?
+_REFUSED: dict[str, Callable[[Any], bool]] = {
+    "functions": _EMPTY,  # the older form of `tools`
     "function_call": _is_one_of("none", "auto"),
-    "prompt_logprobs": lambda value: value is False,
-    "typical_p": _ONE,
+    "prompt_logprobs": _OFF,
     "best_of": _ONE,
-    "suffix": _EMPTY,
     "use_beam_search": _OFF,
-    "include_stop_str_in_output": _OFF,
-    "skip_special_tokens": _is_one_of(True),
     "modalities": _is_one_of(["text"], []),
     "audio": _EMPTY,
+    "documents": _EMPTY,
+    "chat_template": _EMPTY,
+    "logits_processors": _EMPTY,
+    "prompt_embeds": _EMPTY,
+    "thinking_token_budget": lambda value: False,
+    # samplers of other servers
+    "typical_p": _ONE,
+    "tfs": _ONE,
+    "tfs_z": _ONE,
+    "top_a": _ZERO,
+    "mirostat": _ZERO,
+    "mirostat_mode": _ZERO,
+    "dynatemp_range": _ZERO,
+    "dry_multiplier": _ZERO,
+    "xtc_probability": _ZERO,
 }

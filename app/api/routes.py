@@ -13,6 +13,7 @@ from app.api.completions import completions_router
 from app.api.discovery import discovery_router
 from app.api.door import LOOPBACK_HOSTS, Door
 from app.api.errors import echo, error_response
+from app.api.fim import fim_router
 from app.api.guard import Guard
 from app.api.health import health_router
 from app.api.keys import Keyring
@@ -61,6 +62,7 @@ def install(
     routers = [
         chat_router(service, shelf),
         completions_router(service, shelf),
+        fim_router(service, shelf),
         messages_router(service, shelf),
         responses_router(service, shelf),
         loading_router(shelf),  # before the list, which takes every path below /models

@@ -164,7 +164,7 @@ async def _before_headers(merged: Merged) -> list[tuple[int, ChatDelta]]:
 async def _all(early: Sequence[tuple[int, ChatDelta]], merged: Merged) -> AsyncIterator[tuple[int, ChatDelta | None]]:
     """Every delta that says something; in a silence (0, None) each KEEP_ALIVE_S and an empty one each EMPTY_CHUNK_S."""
     for index, delta in early:
-        if not delta.is_empty:
+        if not delta.is_silent:
             yield index, delta
     last_chunk = time.monotonic()
     while merged.open:
@@ -176,7 +176,7 @@ async def _all(early: Sequence[tuple[int, ChatDelta]], merged: Merged) -> AsyncI
                 continue
             index, delta = min(merged.open), ChatDelta()
         else:
-            if delta.is_empty:
+            if delta.is_silent:
                 continue
         last_chunk = time.monotonic()
         yield index, delta

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.body import body_schema, invalid, parse_body, raw_body, read_body
+from app.api.chat_body import ChatBody
 from app.api.ids import engine_request_id
-from app.api.protocol import ChatBody
 from app.chat.service import ChatService, check_countable
 from app.chat.template import told_of_tokenizer
 

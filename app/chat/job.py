@@ -30,6 +30,7 @@ class Job:
     echo: str = ""
     says_nothing: bool = False
     reports_progress: bool = False
+    returns_prompt_ids: bool = False
 
 
 async def chat_job(request: ChatRequest, model: LoadedModel, text: ModelText) -> Job:
@@ -58,6 +59,7 @@ async def chat_job(request: ChatRequest, model: LoadedModel, text: ModelText) ->
         standing=request.standing,
         grammar_param=options.grammar_param,
         reports_progress=request.reports_progress,
+        returns_prompt_ids=request.returns_prompt_ids,
     )
 
 
@@ -77,6 +79,7 @@ async def completion_job(request: CompletionRequest, model: LoadedModel, text: M
         echo=_echoed(prompt_ids if is_cut else request.prompt, text) if request.echo else "",
         says_nothing=says_nothing,
         reports_progress=request.reports_progress,
+        returns_prompt_ids=request.returns_prompt_ids,
     )
 
 

@@ -127,7 +127,7 @@ class ChatService:
         """Tokens to deltas. Ends with exactly one delta that has a finish_reason, or raises."""
         turn.prompt_tokens, turn.grammar_param = len(job.prompt_ids), job.grammar_param
         said = _Said(Scores(text.tokenizer), job.prompt_ids)
-        first = ChatDelta(text=job.echo, prompt_token_ids=job.prompt_ids)
+        first = ChatDelta(text=job.echo, prompt_token_ids=job.prompt_ids if job.returns_prompt_ids else ())
         is_accepted = job.params.grammar is None
         if is_accepted:
             yield first

@@ -110,6 +110,7 @@ class ChatRequest:
     template_kwargs         passed to the chat template (enable_thinking, ...); they go before `reasoning_effort`
     keep_last               of a longer prompt only so many last tokens are used; -1 uses as many as fit
     reports_progress        deltas tell how much of a long prompt is computed
+    returns_prompt_ids      the first delta has the prompt's tokens
     standing                its class and priority beside other requests
     """
 
@@ -125,6 +126,7 @@ class ChatRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     keep_last: int | None = None
     reports_progress: bool = False
+    returns_prompt_ids: bool = False
     standing: Standing = ORDINARY
 
 
@@ -152,6 +154,7 @@ class CompletionRequest:
     echo: bool = False
     keep_last: int | None = None
     reports_progress: bool = False
+    returns_prompt_ids: bool = False
     standing: Standing = ORDINARY
 
 
@@ -221,7 +224,7 @@ class ChatDelta:
     logprobs       of the tokens that came since the delta before: one for each that usage counts, the stop id included.
                    What they spell may be in a later delta, since text is held back
     token_ids      those tokens
-    prompt_token_ids  in the first delta
+    prompt_token_ids  in the first delta, where they were asked
     progress       of the prompt; such a delta has nothing else
     finish_reason  tool_calls: the model has ended its answer, and there are calls in it
     stop_reason    with "stop": the stop string of the request that was met; None where the model ended by itself
@@ -243,6 +246,11 @@ class ChatDelta:
     def is_empty(self) -> bool:
         """It says nothing of the answer."""
         return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish_reason)
+
+    @property
+    def is_silent(self) -> bool:
+        """It says nothing at all."""
+        return self.is_empty and self.progress is None and not self.prompt_token_ids
 
 
 class EngineLike(Protocol):

@@ -162,8 +162,8 @@ async def test_errors_are_the_clients_own_classes(folder: Path) -> None:
         with pytest.raises(openai.BadRequestError, match="maximum context length is 200 tokens") as caught:
             await create(model="", messages=[{"role": "user", "content": "x" * 500}])
         assert caught.value.code == "context_length_exceeded"
-        with pytest.raises(openai.BadRequestError, match="not supported yet"):
-            await create(model="", messages=[USER], tools=[{"type": "function", "function": {"name": "f"}}])
+        with pytest.raises(openai.BadRequestError, match="not supported"):
+            await create(model="", messages=[USER], extra_body={"typical_p": 0.5})
         with pytest.raises(openai.RateLimitError, match="The line is full"):
             await create(model="", messages=[USER])
         with pytest.raises(openai.NotFoundError):

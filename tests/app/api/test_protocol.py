@@ -1,4 +1,4 @@
-"""app.api.protocol: what clients send, field by field, and what becomes of it."""
+"""The bodies of chat and raw completions: what clients send, field by field, and what becomes of it."""
 
 import json
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.api.protocol import _NOT_YET, ChatBody, CompletionBody
-from app.chat.types import ChatRequest, CompletionRequest
+from app.api.chat_body import ChatBody
+from app.api.completion_body import CompletionBody
+from app.api.protocol import _REFUSED
+from app.chat.types import ChatRequest, CompletionRequest, FillIn, NamedTool, ToolCall, ToolSpec
 from app.errors import AppError
-from engine.types import GrammarKind, GrammarSpec, Standing
+from engine.types import GrammarKind, GrammarSpec, RequestClass, Standing
 
 USER = {"role": "user", "content": "hi"}
 
@@ -23,7 +25,7 @@ def completion(**fields: Any) -> list[CompletionRequest]:
 
 
 def test_nulls_are_the_same_as_nothing() -> None:
-    names = [*ChatBody.model_fields.keys() - {"messages"}, *_NOT_YET]
+    names = [*ChatBody.model_fields.keys() - {"messages"}, *_REFUSED]
     assert chat(**dict.fromkeys(names)) == chat()
 
 
@@ -136,16 +138,24 @@ def test_extras_of_a_message_do_no_harm() -> None:
     assert (message.name, message.reasoning_content) == ("Ann", "r")
 
 
-NOT_YET = [
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
-    ("tool_choice", "required"),
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+REFUSED = [
+    ("functions", [{"name": "f"}]),
     ("prompt_logprobs", 1),
     ("typical_p", 0.5),
-    ("include_stop_str_in_output", True),
+    ("best_of", 2),
+    ("mirostat_mode", 2),
+    ("chat_template", "{{ x }}"),
 ]
 NEUTRAL = [
     ("tools", []),
     ("tool_choice", "auto"),
+    ("tool_choice", "none"),
+    ("bad_words", [""]),
+    ("skip_special_tokens", True),
+    ("include_stop_str_in_output", False),
+    ("return_token_ids", False),
+    ("mirostat_mode", 0),
     ("response_format", {"type": "text"}),
     ("logprobs", False),
     ("top_logprobs", 0),
@@ -159,14 +169,15 @@ NEUTRAL = [
     ("no_such_field", 1),
     ("parallel_tool_calls", True),
     ("user", "u"),
+    ("user", 5),
     ("metadata", {"a": "b"}),
     ("prompt_cache_key", "k"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), NOT_YET)
-def test_what_cannot_be_honoured_yet_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(AppError, match=f"`{name}` is not supported yet") as caught:
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(AppError, match=f"`{name}` is not supported") as caught:
         chat(**{name: value})
     assert (caught.value.status, caught.value.param) == (400, name)
 
@@ -176,10 +187,123 @@ def test_a_value_that_changes_nothing_passes(name: str, value: Any) -> None:
     assert chat(**{name: value}) == chat()
 
 
-def test_an_earlier_tool_call_is_refused_and_not_dropped() -> None:
+@pytest.mark.parametrize(
+    ("tool", "spec"),
+    [
+        (FUNCTION, ToolSpec(name="f")),
+        ({"type": "function", "function": {"name": "f", "description": None, "parameters": None}}, ToolSpec(name="f")),
+        ({"type": "function", "name": "f", "strict": True}, ToolSpec(name="f", is_strict=True)),
+        (
+            {"function": {"name": "f", "description": "d", "parameters": {"properties": {"a": {}}}}},
+            ToolSpec(name="f", description="d", parameters={"type": "object", "properties": {"a": {}}}),
+        ),
+    ],
+)
+def test_every_shape_of_a_tool(tool: Any, spec: ToolSpec) -> None:
+    assert chat(tools=[tool])[0].tools == (spec,)
+
+
+@pytest.mark.parametrize(
+    ("choice", "read"),
+    [
+        (None, "auto"),
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "f"}}, NamedTool("f")),
+        ({"type": "function", "name": "f"}, NamedTool("f")),
+    ],
+)
+def test_every_shape_of_a_tool_choice(choice: Any, read: Any) -> None:
+    assert chat(tools=[FUNCTION], tool_choice=choice)[0].tool_choice == read
+
+
+def test_allowed_tools_leave_those_alone() -> None:
+    others = [FUNCTION, {"type": "function", "function": {"name": "g"}}]
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "g"}}]}
+    asked = chat(tools=others, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})[0]
+    assert (asked.tool_choice, [tool.name for tool in asked.tools]) == ("required", ["g"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": "f"}, "tools"),
+        ({"tools": [FUNCTION] * 2}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a\nb"}}]}, "tools[0].function.name"),
+        (
+            {"tools": [FUNCTION, {"type": "function", "function": {"name": "g", "parameters": []}}]},
+            "tools[1].function.parameters",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": "maybe"}, "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": 5}, "tool_choice"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls[0]"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": {}}]}, "messages[1].tool_calls"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
+    ],
+)
+def test_an_odd_tool_is_refused_with_its_place(body: dict[str, Any], param: str) -> None:
     with pytest.raises(AppError) as caught:
-        chat(messages=[USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}])
-    assert caught.value.param == "messages[1].tool_calls"
+        chat(**body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_earlier_calls_and_their_results() -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    talk = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+        {"role": "assistant", "function_call": {"name": "g", "arguments": {"b": 2}}},
+    ]
+    _, call, result, older = chat(messages=talk)[0].messages
+    assert call.tool_calls == (ToolCall(id="c1", name="f", arguments='{"a": 1}'),) and call.content == ""
+    assert (result.role, result.tool_call_id, result.content) == ("tool", "c1", "42")
+    assert older.tool_calls == (ToolCall(id="call_0", name="g", arguments='{"b": 2}'),)
+    assert chat(messages=talk)[0].continue_final_message is False
+
+
+def test_thoughts_of_the_past_are_kept_apart() -> None:
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+    message = chat(messages=[USER, {"role": "assistant", "content": parts}])[0].messages[1]
+    assert (message.content, message.reasoning_content) == ("a\nb", "hm")
+
+
+def test_fields_of_vllm_are_passed_on() -> None:
+    sent = {
+        "allowed_token_ids": [1, 2],
+        "bad_words": ["x", ""],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+    }
+    for requests in (chat(**sent), completion(**sent)):
+        got = requests[0].sampling
+        assert (got.allowed_token_ids, got.bad_words) == ((1, 2), ("x",))
+        assert got.keeps_stop and got.shows_control_tokens
+    cut = [chat(truncate_prompt_tokens=5)[0], completion(truncate_prompt_tokens=-1, return_token_ids=True)[0]]
+    assert [request.keep_last for request in cut] == [5, -1] and cut[1].returns_prompt_ids
+    assert chat(stream=True, stream_options={"include_progress": True})[0].reports_progress
+
+
+def test_a_class_of_its_own() -> None:
+    standing = chat(request_class="autocomplete", user="ann")[0].standing
+    assert standing == Standing(request_class=RequestClass.AUTOCOMPLETE, client_id="ann")
+
+
+def test_a_suffix_makes_a_gap_to_fill() -> None:
+    assert completion(prompt=["a", "b"], suffix="z")[1].prompt == FillIn("b", "z")
+    assert completion(suffix="")[0].prompt == "x"
+    with pytest.raises(AppError, match="suffix"):
+        completion(prompt=[1, 2], suffix="z")
+
+
+def test_an_echo_alone() -> None:
+    assert completion(echo=True, max_tokens=0)[0].sampling.max_tokens == 0
+    with pytest.raises(AppError, match="max_tokens"):
+        completion(max_tokens=0)
 
 
 def test_sampling_fields_are_passed_on() -> None:
@@ -264,8 +388,9 @@ def test_every_way_to_ask_for_a_form(body: dict[str, Any], kind: str, text: str)
 
 
 def test_template_switches() -> None:
-    got = chat(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")[0].template_kwargs
-    assert got == {"enable_thinking": False, "reasoning_effort": "low"}
+    got = chat(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")[0]
+    assert (got.template_kwargs, got.reasoning_effort) == ({"enable_thinking": False}, "low")
+    assert chat(reasoning={"effort": "none"})[0].reasoning_effort == "none"
 
 
 @pytest.mark.parametrize(
