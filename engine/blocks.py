@@ -56,7 +56,7 @@ class PrefixMatch(NamedTuple):
 
 
 class BlockPool:
-    """Fixed set of KV blocks, shared between sequences by prefix.
+    """KV blocks, shared between sequences by prefix. Those below `num_blocks` exist; `resize` cuts the upper ones off.
 
     A full block is found by the chain of its tokens and its parent's. A freed block keeps its key until it is
     handed out again, so that a later prompt may revive it. Blocks that can never be found go first, then those of
@@ -101,8 +101,7 @@ class BlockPool:
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.ref_count == 0:
-                del self._free[block.worth][block_id]
-                self.num_free -= 1
+                self._take_from_free(block)
             block.ref_count += 1
 
     def allocate(self, num_blocks: int) -> tuple[int, ...] | None:
@@ -141,6 +140,37 @@ class BlockPool:
         self._by_key[key] = block
         return block.prefix
 
+    def missing_below(self, num_blocks: int) -> int:
+        """Blocks above a cut that sequences hold, less those below it that nobody does; 0 if all fit."""
+        upper = sum(block.ref_count > 0 for block in self._blocks[num_blocks : self.num_blocks])
+        return max(0, upper - sum(block.ref_count == 0 for block in self._blocks[:num_blocks]))
+
+    def resize(self, num_blocks: int) -> dict[int, int]:
+        """Cut the upper blocks off, or add some. Returns where held blocks go, from id to id: their content, and the
+        tables of those who hold them, must follow. What is cached and held by nobody stays only below the cut.
+        """
+        assert not self.missing_below(num_blocks), "the blocks that are held do not fit"
+        for block_id in range(self.num_blocks, num_blocks):
+            self._blocks.append(Block(block_id))
+            self._set_free(self._blocks[block_id])
+        cut, self._blocks = self._blocks[num_blocks:], self._blocks[:num_blocks]
+        self.num_blocks = num_blocks
+        for block in cut:
+            if block.ref_count == 0:
+                self._take_from_free(block)
+                self._forget(block)
+        return {block.block_id: self._move(block) for block in cut if block.ref_count}
+
+    def _move(self, block: Block) -> int:
+        """Another block takes this one's place, with all that is known of it."""
+        block_id = self._hand_out()
+        target = self._blocks[block_id]
+        target.ref_count, target.is_kept = block.ref_count, block.is_kept
+        if block.key is not None:
+            target.key, target.prefix = block.key, block.prefix
+            self._by_key[block.key] = target
+        return block_id
+
     def check(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Assert the pool's invariants, given the tables of every sequence that holds blocks. For tests."""
         holders = Counter(block_id for table in block_tables for block_id in table)
@@ -151,6 +181,7 @@ class BlockPool:
             assert lists == expected, f"block {block.block_id}: free or not?"
             assert block.key is None or self._by_key.get(block.key) is block, f"block {block.block_id}: lost its key"
             assert block.key is None or len(block.key[1]) == self.block_size, f"block {block.block_id}: key not full"
+        assert [block.block_id for block in self._blocks] == list(range(self.num_blocks)), "blocks that do not exist"
         assert self.num_free == sum(map(len, self._free)), "free blocks were counted wrong"
         keyed = [block for block in self._blocks if block.key is not None]
         assert len(keyed) == len(self._by_key), "a key without its block"
@@ -164,11 +195,18 @@ class BlockPool:
         self.num_free += 1
 
     def _hand_out(self) -> int:
-        block_id, _ = next(free for free in self._free if free).popitem(last=False)
+        block = self._blocks[next(iter(next(free for free in self._free if free)))]
+        self._take_from_free(block)
+        self._forget(block)
+        block.ref_count, block.is_kept = 1, False
+        return block.block_id
+
+    def _take_from_free(self, block: Block) -> None:
+        del self._free[block.worth][block.block_id]
         self.num_free -= 1
-        block = self._blocks[block_id]
+
+    def _forget(self, block: Block) -> None:
+        """What was cached in it."""
         if block.key is not None:
             del self._by_key[block.key]
             block.key, block.prefix = None, NO_PREFIX
-        block.ref_count, block.is_kept = 1, False
-        return block_id

@@ -20,7 +20,20 @@ from typing import TypeVar
 from engine import process
 from engine.config import EngineConfig
 from engine.errors import BadRequest, EngineClosed, EngineDied, EngineError, error_from_code
-from engine.messages import Abort, Failed, FromChild, Loading, Ready, Shutdown, Stats, Submit, ToChild, Tokens
+from engine.messages import (
+    Abort,
+    Failed,
+    FromChild,
+    Loading,
+    Ready,
+    Resized,
+    ResizeKV,
+    Shutdown,
+    Stats,
+    Submit,
+    ToChild,
+    Tokens,
+)
 from engine.process import MODEL_RUNNER, Start
 from engine.types import ORDINARY, EngineStats, MemoryReport, ModelInfo, SamplingParams, Standing, TokenEvent
 
@@ -41,6 +54,9 @@ class EngineClient:
         self._ended = asyncio.Event()
         self._death: EngineError | None = None  # why nothing can be asked any more
         self._queues: dict[str, asyncio.Queue[TokenEvent | EngineError]] = {}
+        self._resizes: dict[str, asyncio.Future[MemoryReport]] = {}
+        self._num_resizes = 0
+        self._memory: MemoryReport | None = None  # once it is another than at start
         self._leaving: set[str] = set()  # aborted here, and the child has not said yet that they ended
         self._stats = EngineStats()
         self._heard_s = time.monotonic()
@@ -74,7 +90,8 @@ class EngineClient:
 
     @property
     def memory(self) -> MemoryReport:
-        return self._ready.result().memory
+        at_start = self._ready.result().memory
+        return self._memory or at_start
 
     @property
     def pid(self) -> int | None:
@@ -122,6 +139,23 @@ class EngineClient:
                 del self._queues[request_id]
                 self._leaving.add(request_id)
                 self._send(Abort((request_id,)))
+
+    async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
+        """Have the KV cache smaller by so much than it was made; 0 takes all of it again. Requests go on.
+
+        Raises BadRequest (too much for what runs, or a CPU's cache), OutOfMemory (others have the memory now),
+        EngineDied.
+        """
+        self._num_resizes += 1
+        request_id = f"resize-{self._num_resizes}"
+        self._check_open(request_id)
+        resized: asyncio.Future[MemoryReport] = self._loop.create_future()
+        self._resizes[request_id] = resized
+        self._send(ResizeKV(request_id, give_back_bytes))
+        try:
+            return await resized
+        finally:
+            del self._resizes[request_id]
 
     async def close(self) -> None:
         """End the child, within about two seconds whatever it does. Who still waits gets EngineClosed."""
@@ -181,6 +215,11 @@ class EngineClient:
                 self._stats = stats
             case Failed(None, code, text):
                 self._die(error_from_code(code, text))
+            case Failed(str() as request_id, code, text) if request_id in self._resizes:
+                self._end_resize(request_id, error_from_code(code, text))
+            case Resized(request_id, memory):
+                self._memory = memory
+                self._end_resize(request_id, memory)
             case Failed(str() as request_id, code, text):
                 self._hand_over(request_id, error_from_code(code, text), is_last=True)
             case Loading(stage, fraction):
@@ -198,6 +237,15 @@ class EngineClient:
             self._queues.pop(request_id, None)
             self._leaving.discard(request_id)
 
+    def _end_resize(self, request_id: str, outcome: MemoryReport | EngineError) -> None:
+        resized = self._resizes.get(request_id)
+        if resized is None or resized.done():  # nobody waits for it any more
+            return
+        if isinstance(outcome, EngineError):
+            resized.set_exception(outcome)
+        else:
+            resized.set_result(outcome)
+
     def _on_end(self, exit_code: int | None) -> None:
         self._die(EngineDied(f"The engine process ended unexpectedly ({_how_it_ended(exit_code)})."))
         self._inbox.close()
@@ -213,6 +261,8 @@ class EngineClient:
             self._ready.exception()  # seen: a load that nobody waits for any more is not worth a warning
         for request_id in tuple(self._queues):
             self._hand_over(request_id, type(reason)(reason.message), is_last=True)
+        for request_id in self._resizes:
+            self._end_resize(request_id, type(reason)(reason.message))
         self._leaving.clear()
 
 

@@ -8,7 +8,7 @@ import random
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from engine.blocks import BlockPool
@@ -35,6 +35,7 @@ from engine.types import (
 )
 
 _SEED_BITS = 63  # drawn seeds fit a signed 64-bit tensor
+_SMALLEST_POOL = 256  # tokens: with less a chat is of no use
 
 
 class Runner(Protocol):
@@ -55,6 +56,17 @@ class Runner(Protocol):
 
     def submit(self, plan: BatchPlan) -> PendingStep:
         """Have the plan computed, after all that was submitted before. Raises EngineError: then it will not be."""
+        ...
+
+    def blocks_within(self, kv_bytes: int) -> int:
+        """Blocks that so much memory for the KV cache holds. Raises BadRequest where it cannot be resized."""
+        ...
+
+    def resize_kv(self, num_blocks: int, moves: Mapping[int, int]) -> None:
+        """Have as many blocks from now on, after the content of some was moved, from id to id; `memory` tells it.
+
+        No step is under way. Raises OutOfMemory where the device has no room for more; then nothing has changed.
+        """
         ...
 
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
@@ -82,8 +94,9 @@ class Engine:
             policy=config.scheduler_policy,
             target_itl_s=config.target_itl_ms / 1000,
         )
+        self._smallest_pool = min(_SMALLEST_POOL, runner.info.max_model_len)  # that it may be resized to
         self._policy = config.scheduler_policy
-        self._max_length = min(runner.info.max_model_len, runner.memory.kv_tokens)
+        self._whole_kv_bytes, self._whole_tokens = runner.memory.kv_bytes, runner.memory.kv_tokens
         self._max_in_flight = runner.info.max_num_seqs + config.max_queued_requests
         self._desk = GrammarDesk(runner.compile_grammar, on_compiled)
         self._seeds = random.Random(config.seed)
@@ -100,6 +113,10 @@ class Engine:
     @property
     def memory(self) -> MemoryReport:
         return self._runner.memory
+
+    @property
+    def _max_length(self) -> int:
+        return min(self._info.max_model_len, self.memory.kv_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -209,6 +226,37 @@ class Engine:
         self._steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
         self._last_step_s = time.monotonic()
         return events
+
+    def resize_kv(self, give_back_bytes: int) -> list[TokenEvent]:
+        """Have the KV cache smaller by so much than it was made; 0 makes it whole again. `memory` tells what came out.
+
+        Requests go on: what is cached for nobody is forgotten first, blocks move, and whoever does not fit any more is
+        computed again later. Waits for the step under way, and returns its events. Raises BadRequest or OutOfMemory;
+        then it is as before.
+        """
+        num_blocks = self._runner.blocks_within(max(self._whole_kv_bytes - give_back_bytes, 0))
+        self._check_all_fit(num_blocks * self._pool.block_size)
+        events = []
+        while self._under_way:
+            events += self._settle_oldest()
+        if num_blocks > self._pool.num_blocks:
+            self._runner.resize_kv(num_blocks, {})
+            self._scheduler.resize(num_blocks)
+        elif num_blocks < self._pool.num_blocks:
+            self._runner.resize_kv(num_blocks, self._scheduler.resize(num_blocks))
+        for sequence in self._desk.sequences:
+            sequence.fit(self._max_length)
+        return events
+
+    def _check_all_fit(self, most_tokens: int) -> None:
+        lengths = [sequence.length for sequence in (*self._scheduler.sequences, *self._desk.sequences)]
+        needed = max(max(lengths, default=0) + 1, self._smallest_pool)
+        if most_tokens < needed:
+            most_bytes = self._whole_kv_bytes * (1 - needed / max(self._whole_tokens, 1))
+            raise BadRequest(
+                f"The KV cache would hold {most_tokens} tokens; the requests that run or wait need {needed}. "
+                f"At most {max(most_bytes, 0) / 1e9:.2f} GB can be given back now."
+            )
 
     def stats(self) -> EngineStats:
         counters = self._scheduler.counters

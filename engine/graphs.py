@@ -25,8 +25,9 @@ BUCKETS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
 _LENGTHS = (1024, 4096, 16384, 65536)  # and the model's own
 _AT_START = (1, 2)
 
-# Memory of a captured step beyond its largest activations: what cuBLAS works in (32 MiB on Hopper, 8 elsewhere).
-_LIBRARY_BYTES = 40 << 20
+# Memory of captured steps beyond their largest activations: what cuBLAS works in (32 MiB on Hopper, 8 elsewhere); and
+# tensors below 1 MiB, for which the allocator keeps pieces of their own.
+_LIBRARY_BYTES, _SMALL_BYTES = 40 << 20, 6 << 20
 
 
 class Decoded(NamedTuple):
@@ -147,11 +148,11 @@ class Capture:
         self._stream = torch.cuda.Stream()
         # Freed at once, it stays the pool's, for allocations on this stream.
         with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool):
-            torch.empty(pool_bytes, dtype=torch.uint8, device="cuda")
+            torch.empty(pool_bytes - _SMALL_BYTES, dtype=torch.uint8, device="cuda")
 
     @property
     def num_bytes(self) -> int:
-        """That the pool has: what was set aside, or more if that was too little."""
+        """That the pool has by now."""
         segments = torch.cuda.memory_snapshot()
         return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool_id))
 
@@ -196,7 +197,9 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def graphs_bytes(spec: ModelSpec, max_num_seqs: int, itemsize: int) -> int:
-    """Forecast of the pool: the largest step's logits (in the head's type and fp32), its widest activations twice."""
+    """Forecast of the pool: the logits of the largest step (in the head's type and fp32), its widest activations twice,
+    and what does not grow with it.
+    """
     rows = most_rows(max_num_seqs)
     widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
-    return rows * (spec.vocab_size * (itemsize + 4) + 2 * widest * itemsize) + _LIBRARY_BYTES
+    return rows * (spec.vocab_size * (itemsize + 4) + 2 * widest * itemsize) + _LIBRARY_BYTES + _SMALL_BYTES

@@ -1,7 +1,7 @@
 """The wire between `client` (the app's side) and `process` (the child). Plain dataclasses over two pipes.
 
-to the child:    Submit  Abort  Shutdown
-from the child:  Loading ... Ready | Failed(request_id=None);  then Tokens, Failed(request_id), Stats
+to the child:    Submit  Abort  ResizeKV  Shutdown
+from the child:  Loading ... Ready | Failed(request_id=None);  then Tokens, Failed(request_id), Resized, Stats
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,14 @@ class Submit:
 @dataclass(frozen=True, slots=True)
 class Abort:
     request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeKV:
+    """Have the KV cache smaller by so much than it was made; answered by Resized, or Failed under this id."""
+
+    request_id: str
+    give_back_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +66,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Resized:
+    request_id: str
+    memory: MemoryReport
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     stats: EngineStats
 
 
-ToChild = Submit | Abort | Shutdown
-FromChild = Loading | Ready | Tokens | Failed | Stats
+ToChild = Submit | Abort | ResizeKV | Shutdown
+FromChild = Loading | Ready | Tokens | Failed | Resized | Stats

@@ -19,7 +19,7 @@ from engine import environment
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest, EngineDied, EngineError, Superseded
-from engine.messages import Abort, Failed, Loading, Ready, Shutdown, Stats, Submit, ToChild, Tokens
+from engine.messages import Abort, Failed, Loading, Ready, Resized, ResizeKV, Shutdown, Stats, Submit, ToChild, Tokens
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,10 @@ def _next(requests: queue.SimpleQueue[ToChild | _Wake]) -> ToChild | _Wake | Non
         return None
 
 
-def _answer(message: Submit | Abort, engine: Engine, outbox: Connection) -> None:
+def _answer(message: Submit | Abort | ResizeKV, engine: Engine, outbox: Connection) -> None:
+    if isinstance(message, ResizeKV):
+        _resize(message, engine, outbox)
+        return
     if isinstance(message, Abort):
         ended = tuple(event for event in map(engine.abort, message.request_ids) if event is not None)
         if ended:
@@ -133,6 +136,17 @@ def _answer(message: Submit | Abort, engine: Engine, outbox: Connection) -> None
         return
     for request_id in superseded:
         outbox.send(Failed(request_id, Superseded.code, "A newer request of the same client took this one's place."))
+
+
+def _resize(message: ResizeKV, engine: Engine, outbox: Connection) -> None:
+    try:
+        events = engine.resize_kv(message.give_back_bytes)
+    except EngineError as refusal:
+        outbox.send(Failed(message.request_id, refusal.code, refusal.message))
+        return
+    if events:
+        outbox.send(Tokens(tuple(events)))
+    outbox.send(Resized(message.request_id, engine.memory))
 
 
 def _step(engine: Engine, outbox: Connection) -> None:

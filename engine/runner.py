@@ -3,7 +3,7 @@ kept of a running sequence between its steps: the id that it sampled last, in it
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import EngineConfig
-from engine.errors import BadCheckpoint, BadRequest
+from engine.errors import BadCheckpoint, BadRequest, OutOfMemory
 from engine.forward import forward_batch, on_device
 from engine.graphs import Capture, DecodeGraphs, can_be_captured, graphs_bytes
 from engine.landing import Landings, PromptPart, output_of
@@ -114,6 +114,25 @@ class ModelRunner:
         free = self._device.free_bytes()
         return DeviceMemory(used_bytes=self._device.total_bytes() - free, free_bytes=free)
 
+    def blocks_within(self, kv_bytes: int) -> int:
+        """See `engine.engine.Runner`."""
+        if not self._cache.can_be_resized:
+            raise BadRequest("The KV cache lies in the computer's main memory; only a card's is given back.")
+        return self._cache.blocks_within(kv_bytes)
+
+    @torch.inference_mode()
+    def resize_kv(self, num_blocks: int, moves: Mapping[int, int]) -> None:
+        """See `engine.engine.Runner`."""
+        self._cache.copy_blocks(tuple(moves.items()))
+        try:
+            self._cache.resize(num_blocks)
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"The KV cache cannot have {num_blocks * self.memory.block_size} tokens again: "
+                f"{self._device.free_bytes() / 1e9:.2f} GB are free on {self._device.name}. Close other programs."
+            ) from error
+        self.memory = replace(self.memory, num_blocks=num_blocks, kv_bytes=self._cache.num_bytes)
+
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
         """Safe in any thread. Raises BadRequest."""
         return self._grammars.compile(spec)
@@ -193,7 +212,7 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     angle_notes = decoder.set_max_len(plan.max_model_len)
     cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch, config.max_num_seqs)
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
-    report = replace(plan.report, notes=(*notes, *plan.report.notes, *angle_notes))
+    report = replace(plan.report, kv_bytes=cache.num_bytes, notes=(*notes, *plan.report.notes, *angle_notes))
     last_token_ids = torch.zeros(info.max_num_seqs + 1, dtype=torch.int64, device=device.torch)
     graphs = None
     if pool_bytes:

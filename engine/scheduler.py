@@ -151,6 +151,23 @@ class Scheduler:
         scheduled = tuple(_scheduled(sequence, count) for sequence, count in draft.num_tokens.items())
         return BatchPlan(scheduled, planned_s, draft.num_prompt_tokens)
 
+    def resize(self, num_blocks: int) -> dict[int, int]:
+        """Make the pool smaller or larger, between two steps, none of which is under way. Returns where blocks go.
+
+        Every sequence must fit, with one token more; those for whom there is no room now are computed again later.
+        """
+        assert all(not sequence.num_pending for sequence in self._running), "a step is under way"
+        draft = _Draft(budget=0)
+        while self.pool.missing_below(num_blocks):
+            self._preempt_last(draft)
+        moves = self.pool.resize(num_blocks)
+        for sequence in self._running:
+            sequence.block_table = tuple(moves.get(block_id, block_id) for block_id in sequence.block_table)
+        for sequence in self._sequences.values():
+            sequence.fit(num_blocks * self.pool.block_size)
+        self._waits_for_blocks = False
+        return moves
+
     def settle(self, plan: BatchPlan, output: StepOutput) -> list[TokenEvent]:
         """Take in what the step computed.
 

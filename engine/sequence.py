@@ -21,6 +21,7 @@ class Sequence:
     """
     token_ids            the prompt, then what was sampled
     max_length           tokens (prompt + answer) at which it ends with LENGTH
+    asked_length         the same as it was asked for; a pool that was made smaller lowers max_length for a while
     seed                 the request's own, or one drawn for it; part of the sequence, so that a restart repeats it
     standing             beside others
     rank                 its place in the line, which the scheduler gives it once; lower goes first
@@ -63,6 +64,14 @@ class Sequence:
     block_table: tuple[int, ...] = ()
     num_published: int = 0
     prefix: PrefixId = NO_PREFIX
+    asked_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asked_length = self.max_length
+
+    def fit(self, most_tokens: int) -> None:
+        """The pool holds no more than `most_tokens` now."""
+        self.max_length = min(self.asked_length, most_tokens)
 
     @property
     def length(self) -> int:

@@ -1,8 +1,11 @@
 """The paged KV cache of one layer, as the kernels are given it, and the bytes that it takes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,20 @@ class PagedKV:
 
 
 def empty_paged_kv(
-    shape: tuple[int, int, int, int],
+    shape: Shape,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     counters: torch.Tensor | None = None,
+    empty: Callable[[Shape, torch.dtype], torch.Tensor] | None = None,
 ) -> PagedKV:
-    """Uninitialised: shape [blocks, kv_heads, block_size, head_dim], with scales where dtype is int8."""
-    keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+    """Uninitialised: shape [blocks, kv_heads, block_size, head_dim], with scales where dtype is int8.
+
+    `empty` finds the memory for keys and values, if it is not torch that is to.
+    """
+    if empty is None:
+        keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+    else:
+        keys, values = empty(shape, dtype), empty(shape, dtype)
     if dtype is not torch.int8:
         return PagedKV(keys, values, counters=counters)
     key_scales, value_scales = (torch.empty(shape[:3], dtype=torch.float16, device=device) for _ in range(2))

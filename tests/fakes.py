@@ -6,7 +6,7 @@ With `byte_model_folder`, token id = byte, so a test writes an answer as text an
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +281,9 @@ class FakeShelf:
         ]
     )
     now: FakeHealth = field(default_factory=FakeHealth)
+    report: MemoryReport = field(
+        default_factory=lambda: replace(memory_report(), weights_bytes=5 * 10**9, kv_bytes=10**10)
+    )
     asked: list[str] = field(default_factory=list)
 
     def cards(self) -> Sequence[FakeCard]:
@@ -303,3 +306,13 @@ class FakeShelf:
     async def unload(self) -> None:
         self.asked.append("unload")
         self.now = FakeHealth(state="empty", model="")
+
+    def memory(self) -> MemoryReport:
+        if not self.now.model:
+            raise AppError(503, "no_model", "No model is loaded.")
+        return self.report
+
+    async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
+        self.asked.append(f"give back {give_back_bytes}")
+        self.report = replace(self.report, kv_bytes=10**10 - give_back_bytes)
+        return self.memory()

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 
 from app.api.errors import echo
 from app.errors import AppError
+from engine.types import MemoryReport
 
 
 class ModelCard(Protocol):
@@ -83,6 +84,14 @@ class Shelf(Protocol):
 
     async def unload(self) -> None:
         """Let go of the model in hand."""
+        ...
+
+    def memory(self) -> MemoryReport:
+        """Of the model in hand. Raises AppError where none is ready."""
+        ...
+
+    async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
+        """Have its KV cache smaller by so much than it was made, while requests go on. Raises AppError."""
         ...
 
 

@@ -19,6 +19,7 @@ from app.api.health import health_router
 from app.api.keys import Keyring
 from app.api.limits import Charging, Limits
 from app.api.loading import loading_router
+from app.api.memory import memory_router
 from app.api.messages import messages_router
 from app.api.metrics import Metrics
 from app.api.models import Shelf, models_router
@@ -67,6 +68,7 @@ def install(
         responses_router(service, shelf),
         loading_router(shelf),  # before the list, which takes every path below /models
         models_router(shelf),
+        memory_router(shelf),
         tokens_router(service),
         discovery_router(service, shelf, version),
         health_router(shelf, metrics, version),

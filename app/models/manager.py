@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from app.background import in_daemon_thread
 from app.chat.types import EngineLike
-from app.errors import AppError
+from app.errors import AppError, from_engine_error
 from app.models.catalog import CatalogEntry
 from app.models.making import Progress
 from app.settings import Settings
@@ -68,6 +68,7 @@ class Engine(EngineLike, Protocol):
     @property
     def is_alive(self) -> bool: ...
     async def close(self) -> None: ...
+    async def resize_kv(self, give_back_bytes: int) -> MemoryReport: ...
 
 
 class StartEngine(Protocol):
@@ -266,6 +267,23 @@ class ModelManager:
     def stats(self) -> EngineStats | None:
         ready = self._load.ready if self._load else None
         return ready.engine.stats if ready and ready.engine.is_alive else None
+
+    def memory(self) -> MemoryReport:
+        """Of the model in hand. Raises AppError 503 where none is ready."""
+        return self._engine_in_hand().memory
+
+    async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
+        """Have its KV cache smaller by so much than it was made; 0 takes all of it again. Raises AppError."""
+        try:
+            return await self._engine_in_hand().resize_kv(give_back_bytes)
+        except EngineError as error:
+            raise from_engine_error(error) from error
+
+    def _engine_in_hand(self) -> Engine:
+        ready = self._load.ready if self._load else None
+        if ready is None or not ready.engine.is_alive:
+            raise _no_model()
+        return ready.engine
 
     def health(self) -> ModelStatus:
         return self.status()

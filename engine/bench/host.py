@@ -1,7 +1,7 @@
 """Host time of the scheduler alone: an engine over a runner that computes nothing."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,12 @@ class _NullRunner:
 
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
         raise BadRequest("A runner that computes nothing takes no grammars.")
+
+    def blocks_within(self, kv_bytes: int) -> int:
+        return self.memory.num_blocks
+
+    def resize_kv(self, num_blocks: int, moves: Mapping[int, int]) -> None:
+        raise BadRequest("A runner that computes nothing has no KV cache.")
 
     def submit(self, plan: BatchPlan) -> FinishedStep:
         return FinishedStep(StepOutput((0,) * plan.num_sampled))

@@ -11,7 +11,8 @@ The `load_*` functions are what a spawned child loads; each has its own way to g
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest, OutOfMemory
@@ -57,11 +58,12 @@ class FakeRunner:
             free_bytes_at_start=0,
             weights_bytes=0,
             workspace_bytes=0,
-            kv_bytes=0,
+            kv_bytes=num_blocks,
             reserve_bytes=0,
             num_blocks=num_blocks,
             block_size=block_size,
         )
+        self.most_blocks, self.num_taken_by_others = num_blocks, 0
         self.plans: list[BatchPlan] = []
         self.gate = threading.Event()
         self._step_s = step_s
@@ -79,6 +81,20 @@ class FakeRunner:
         if spec.text == "wait":
             assert self.gate.wait(timeout=30)
         return FakeGrammar(1 if spec.text == "wait" else int(spec.text))
+
+    def blocks_within(self, kv_bytes: int) -> int:
+        """A block is a byte here."""
+        return min(kv_bytes, self.most_blocks)
+
+    def resize_kv(self, num_blocks: int, moves: Mapping[int, int]) -> None:
+        assert self._num_executed == len(self.plans), "a step is under way"
+        assert not set(moves) & set(moves.values()) and all(target < num_blocks for target in moves.values())
+        if num_blocks > self.most_blocks - self.num_taken_by_others:
+            raise OutOfMemory("Others have the memory now.")
+        kept = {place: kv for place, kv in self._kvs.items() if place[0] not in {*moves, *moves.values()}}
+        moved = {(moves[block], at): kv for (block, at), kv in self._kvs.items() if block in moves}
+        self._kvs = {place: kv for place, kv in (kept | moved).items() if place[0] < num_blocks}
+        self.memory = replace(self.memory, num_blocks=num_blocks, kv_bytes=num_blocks)
 
     def submit(self, plan: BatchPlan) -> "_FakeStep":
         assert len(self.plans) - self._num_executed <= self.steps_ahead, "more steps under way than the runner takes"
@@ -108,6 +124,7 @@ class FakeRunner:
             assert not sequence.feeds_last or (sequence.token_ids == (0,) and self.steps_ahead)
             end = sequence.start + sequence.num_tokens
             assert len(sequence.block_table) == -(-end // self.memory.block_size)
+            assert max(sequence.block_table) < self.memory.num_blocks, "a block that does not exist"
 
     def _write(self, sequence: ScheduledSequence) -> None:
         kv = self._kvs[self._place(sequence, sequence.start - 1)] if sequence.start else 0

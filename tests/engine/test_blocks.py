@@ -209,3 +209,48 @@ def test_check_finds_a_leaked_block() -> None:
     pool.check([held])
     with pytest.raises(AssertionError, match="references and tables differ"):
         pool.check([])
+
+
+def test_a_cut_forgets_what_nobody_holds_and_moves_what_somebody_does() -> None:
+    pool = BlockPool(6, 4)
+    low, high = pool.allocate(3), pool.allocate(3)
+    assert low is not None and high is not None
+    _publish(pool, low[:1], A)
+    _publish(pool, high[:2], B, C)
+    pool.free(low)
+    pool.free(high[1:])
+    assert pool.resize(3) == {3: 1}  # never cached, so the first to go
+    assert (pool.num_blocks, pool.num_free) == (3, 2)
+    assert pool.match(A, 4).block_ids == (0,)
+    assert pool.match(B + C, 8).block_ids == (1,)
+    pool.check([(1,)])
+
+
+def test_a_moved_block_is_shared_as_before() -> None:
+    pool = BlockPool(4, 4)
+    pool.allocate(2)
+    held = pool.allocate(2)
+    assert held is not None
+    _publish(pool, held, A, B)
+    pool.share(held)
+    pool.free((0, 1))
+    moves = pool.resize(2)
+    table = tuple(moves[block_id] for block_id in held)
+    pool.check([table, table])
+    pool.free(table)
+    assert pool.num_used == 2
+
+
+def test_blocks_that_come_back_are_free() -> None:
+    pool = BlockPool(4, 4)
+    pool.resize(1)
+    assert pool.allocate(2) is None
+    assert pool.resize(3) == {}
+    assert sorted(pool.allocate(3) or ()) == [0, 1, 2]
+
+
+def test_a_cut_through_more_than_fits_below_is_told_in_blocks() -> None:
+    pool = BlockPool(6, 4)
+    pool.allocate(2)
+    pool.allocate(3)
+    assert [pool.missing_below(count) for count in (6, 5, 4, 2)] == [0, 0, 1, 3]

@@ -430,3 +430,26 @@ def _is_running(pid: int | None) -> bool:
 def _engine_children() -> set[int]:
     """Spawned children of this process; the resource tracker is not one."""
     return {child.pid for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())}
+
+
+async def test_the_cache_is_made_smaller_while_answers_come() -> None:
+    async with _client("load_slow") as client:
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+        answer = asyncio.create_task(_answer(client, "r", (2, 3, 4), params))
+        await asyncio.sleep(0.05)
+        memory = await client.resize_kv(1000)
+        assert memory.num_blocks == client.memory.num_blocks == 1048
+        with pytest.raises(BadRequest, match="At most"):
+            await client.resize_kv(2047)
+        assert (await client.resize_kv(0)).num_blocks == 2048
+        assert await answer == solo_answer((2, 3, 4), 60, ignore_eos=True)
+
+
+async def test_whoever_waits_for_the_cache_is_told_when_the_child_dies() -> None:
+    async with _client("load_slow") as client:
+        os.kill(client.pid or 0, signal.SIGSTOP)
+        resize = asyncio.create_task(client.resize_kv(1))
+        await asyncio.sleep(0.05)
+        os.kill(client.pid or 0, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            await resize

@@ -7,7 +7,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import BadRequest, ContextTooLong, EngineError, TooManyRequests
+from engine.errors import BadRequest, ContextTooLong, EngineError, OutOfMemory, TooManyRequests
 from engine.plan import BatchPlan, PendingStep
 from engine.types import FinishReason, RequestClass, SamplingParams, Standing, TokenEvent
 from tests.engine.fake_runner import EOS, VOCAB_SIZE, FakeRunner, solo_answer
@@ -389,3 +389,34 @@ def test_stats_count_what_was_done() -> None:
     assert stats.step_host_us > 0
     assert sum(stats.steps_by_tokens) == 6 and stats.step_tokens == 12 + 4
     assert stats.steps_by_tokens[0] == 4, "steps of one token"
+
+
+def test_a_smaller_cache_ends_nobody_and_bounds_new_requests_until_it_is_whole_again() -> None:
+    runner = FakeRunner(num_blocks=32, block_size=4, max_model_len=128, max_num_seqs=2)
+    engine = Engine(runner, EngineConfig(model="fake"))
+    engine._smallest_pool = 8
+    engine.add("open", tuple(range(2, 12)), SamplingParams(temperature=0.0, ignore_eos=True))
+    events = [engine.step() for _ in range(4)]
+    events.append(engine.resize_kv(give_back_bytes=26))
+    assert engine.memory.num_blocks == 6 and engine.stats().num_blocks_total == 6
+    with pytest.raises(ContextTooLong, match="maximum context length is 24 tokens"):
+        engine.add("long", (2,) * 30, SamplingParams())
+    with pytest.raises(BadRequest, match=r"would hold 8 tokens; the requests that run or wait need 1[0-9]"):
+        engine.resize_kv(give_back_bytes=30)
+    engine.resize_kv(give_back_bytes=0)
+    while engine.has_work:
+        events.append(engine.step())
+    answer = [event.token_id for step in events for event in step]
+    assert answer == solo_answer(tuple(range(2, 12)), 118, ignore_eos=True)
+
+
+def test_a_cache_that_cannot_grow_again_stays_as_it_is() -> None:
+    runner = FakeRunner(num_blocks=32, block_size=4, max_model_len=128)
+    engine = Engine(runner, EngineConfig(model="fake"))
+    engine._smallest_pool = 8
+    engine.resize_kv(give_back_bytes=20)
+    runner.num_taken_by_others = 10
+    with pytest.raises(OutOfMemory):
+        engine.resize_kv(give_back_bytes=0)
+    assert engine.memory.num_blocks == 12
+    engine.check()

@@ -173,4 +173,4 @@ def test_captured_steps_stay_in_the_memory_that_was_set_aside(tmp_path: Path) ->
         for count in range(1, 41):
             runner._graphs.run(decode_plan(runner, count))
     capture = runner._graphs._record
-    assert capture.num_bytes == runner.memory.graphs_bytes  # type: ignore[attr-defined]
+    assert 0 < capture.num_bytes <= runner.memory.graphs_bytes  # type: ignore[attr-defined]

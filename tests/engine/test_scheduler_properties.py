@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine.blocks import NO_PREFIX, BlockPool, PrefixId, PrefixMatch
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ContextTooLong
-from engine.types import FinishReason, RequestClass, SamplingParams, Standing
+from engine.errors import BadRequest, ContextTooLong
+from engine.types import FinishReason, RequestClass, SamplingParams, Standing, TokenEvent
 from tests.engine.fake_runner import FakeRunner, solo_answer
 
 # Few beginnings, so that prompts share prefixes; ends of one token more or less around the block borders.
@@ -69,6 +69,7 @@ class EngineMachine(RuleBasedStateMachine):
             model="fake", enable_prefix_caching=enable_prefix_caching, scheduler_policy=scheduler_policy
         )
         self.engine = Engine(runner, config)
+        self.engine._smallest_pool = 1  # far smaller than anybody would make it
         # A small look-ahead admits more than fits, so that sequences are preempted often.
         self.engine._scheduler._lookahead_tokens = lookahead
         self.by_priority = scheduler_policy == "priority"
@@ -123,6 +124,16 @@ class EngineMachine(RuleBasedStateMachine):
         del self.given[request_id]
         self.engine.check()
 
+    @rule(give_back=st.integers(0, 24))
+    def resize(self, give_back: int) -> None:
+        """The cache in another size, while requests run: nobody's answer changes, but for its length."""
+        blocks = self.engine.memory.num_blocks
+        try:
+            self._take_in(self.engine.resize_kv(give_back))
+        except BadRequest:
+            assert self.engine.memory.num_blocks == blocks
+        self.engine.check()
+
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
@@ -136,13 +147,17 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.stats().num_blocks_used == 0
 
     def _step(self) -> None:
-        for event in self.engine.step():
+        self._take_in(self.engine.step())
+
+    def _take_in(self, events: list[TokenEvent]) -> None:
+        for event in events:
             answer = self.given[event.request_id]
             assert event.token_id is not None
             answer.append(event.token_id)
             wanted = self.wanted[event.request_id]
             assert answer == wanted[: len(answer)]
-            assert (event.finish_reason is not None) == (len(answer) == len(wanted))
+            is_cut = event.num_prompt_tokens + len(answer) == self.engine.memory.kv_tokens
+            assert (event.finish_reason is not None) == (len(answer) == len(wanted) or is_cut)
             if event.finish_reason is not None:
                 del self.given[event.request_id]
         assert sorted(self.engine.request_ids) == sorted(self.given)
@@ -227,6 +242,12 @@ class _GivesOneBlockTwice(BlockPool):
         return block_ids if block_ids is None else block_ids[:1] * num_blocks
 
 
+class _MovesBlocksAndTellsNobody(BlockPool):
+    def resize(self, num_blocks: int) -> dict[int, int]:
+        super().resize(num_blocks)
+        return {}
+
+
 @pytest.mark.parametrize(
     "mutant",
     [
@@ -238,6 +259,7 @@ class _GivesOneBlockTwice(BlockPool):
         _PublishesAFullBlockUnderAnotherOnesTokens,
         _MatchesTheWholePrompt,
         _GivesOneBlockTwice,
+        _MovesBlocksAndTellsNobody,
     ],
 )
 @pytest.mark.parametrize("with_check", [True, False], ids=["invariants", "answers alone"])

@@ -186,3 +186,25 @@ async def test_the_tokenizers_special_tokens_are_told_plain(house: House) -> Non
     told = (await house.ask("GET", "/tokenizer_info")).json()
     assert (told["bos_token"], told["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     assert "add_generation_prompt" in told["chat_template"]
+
+
+# Memory
+
+
+async def test_memory_is_told_by_part_and_given_back_while_the_model_stays(house: House) -> None:
+    told = (await house.ask("GET", "/memory")).json()
+    assert (told["weights_bytes"], told["kv_bytes"], told["kv_tokens"]) == (5 * 10**9, 10**10, 1024)
+    smaller = await house.ask("POST", "/memory", json={"give_back_gb": 2.5})
+    assert smaller.status_code == 200 and smaller.json()["kv_bytes"] == 7_500_000_000
+    assert house.shelf.asked[-1] == "give back 2500000000"
+    for wrong in ({"give_back_gb": -1}, {}, {"give_back_gb": 1, "now": True}, {"give_back_gb": "all"}):
+        error_of(await house.ask("POST", "/memory", json=wrong), 400)
+
+
+async def test_only_an_admin_gives_memory_back(folder: Path) -> None:
+    keys = Keyring([ApiKey("u", digest_of(USER_WORDS)), ApiKey("a", digest_of(ADMIN_WORDS), is_admin=True)])
+    house = House(folder, Script(token_ids=ids("Hello")), keys=keys)
+    user, admin = ({"Authorization": f"Bearer {words}"} for words in (USER_WORDS, ADMIN_WORDS))
+    error_of(await house.ask("POST", "/memory", json={"give_back_gb": 1}, headers=user), 403)
+    assert (await house.ask("GET", "/memory", headers=user)).status_code == 200
+    assert (await house.ask("POST", "/memory", json={"give_back_gb": 1}, headers=admin)).status_code == 200

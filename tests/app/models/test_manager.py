@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from app.models.catalog import CatalogEntry
 from app.models.making import Progress
 from app.models.manager import ModelManager
 from engine.config import EngineConfig
-from engine.errors import OutOfMemory
+from engine.errors import BadRequest, OutOfMemory
 from engine.types import ORDINARY, EngineStats, MemoryReport, ModelInfo, SamplingParams, Standing, TokenEvent
 from tests.fakes import memory_report, model_info
 
@@ -34,6 +34,11 @@ class Child:
         self, request_id: str, ids: tuple[int, ...], params: SamplingParams, standing: Standing = ORDINARY
     ) -> AsyncIterator[TokenEvent]:
         raise NotImplementedError
+
+    async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
+        if give_back_bytes > 100:
+            raise BadRequest("At most 100 bytes.")
+        return replace(self.memory, kv_bytes=100 - give_back_bytes)
 
     async def close(self) -> None:
         self.is_alive, self.is_closed = False, True
@@ -353,3 +358,15 @@ async def test_unloading_in_the_middle_of_a_load_ends_it_and_its_waiters(
     with pytest.raises(AppError) as refused:
         await waiting
     assert refused.value.code == "no_model" and engines.num_cancelled == 1
+
+
+async def test_memory_is_that_of_the_model_in_hand(manager: ModelManager) -> None:
+    with pytest.raises(AppError, match="No model is loaded"):
+        manager.memory()
+    manager.load("one")
+    await manager.acquire("one")
+    assert manager.memory() == memory_report("The context was made smaller.")
+    assert (await manager.resize_kv(40)).kv_bytes == 60
+    with pytest.raises(AppError, match="At most 100 bytes") as refused:
+        await manager.resize_kv(101)
+    assert refused.value.status == 400
