@@ -45,7 +45,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _check_pooling(folder: Path) -> None:
-    """An embedding model must pool as `ModelRunner.pooled` does: the last token, then length 1.
+    """An embedding model must pool as `ModelRunner` does: the last token, then length 1.
 
     `modules.json` is sentence-transformers': what follows the decoder, each module with a folder of its own.
     """

@@ -46,6 +46,8 @@ def _check_counts(params: SamplingParams) -> None:
         raise BadRequest(f"min_tokens is {params.min_tokens}; it must be at least 0.")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise BadRequest(f"min_tokens is {params.min_tokens}, more than max_tokens, {params.max_tokens}.")
+    if params.embeds and params.max_tokens != 1:
+        raise BadRequest(f"embeds asks for a vector and no answer; max_tokens is {params.max_tokens} and must be 1.")
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
         if count is not None and not 0 <= count <= MAX_LOGPROBS:

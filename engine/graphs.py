@@ -136,7 +136,7 @@ def _decodes(sequence: ScheduledSequence) -> bool:
     is_prompt_told = (
         sequence.params.prompt_logprobs is not None and sequence.sample_position <= sequence.num_prompt_tokens
     )
-    return len(sequence.token_ids) == 1 and sequence.samples and not is_prompt_told
+    return len(sequence.token_ids) == 1 and sequence.samples and not is_prompt_told and not sequence.params.embeds
 
 
 class Capture:

@@ -19,6 +19,14 @@ class PromptPart:
     logprobs: Logprobs
 
 
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """vectors [number, hidden] fp32. places: of their sequences, among those that sample."""
+
+    places: tuple[int, ...]
+    vectors: torch.Tensor
+
+
 class Landings:
     """Places for the ids of `num_places` steps under way, taken in turns: nothing is allocated for a step's ids."""
 
@@ -26,11 +34,11 @@ class Landings:
         self._places = [_Landing(max_num_seqs) for _ in range(num_places)]
         self._turn = 0
 
-    def send(self, sampled: Sampled, prompts: Sequence[PromptPart]) -> "_Landing":
+    def send(self, sampled: Sampled, prompts: Sequence[PromptPart], embeddings: Embeddings | None = None) -> "_Landing":
         """Have the copy made when the step is done. An engine.plan.PendingStep."""
         landing = self._places[self._turn]
         self._turn = (self._turn + 1) % len(self._places)
-        landing.send(sampled, prompts)
+        landing.send(sampled, prompts, embeddings)
         return landing
 
 
@@ -40,20 +48,22 @@ class _Landing:
         self._is_copied = torch.cuda.Event()
         self._sampled = Sampled(self._token_ids[:0])
         self._prompts: list[PromptPart] = []
+        self._embeddings: Embeddings | None = None
 
-    def send(self, sampled: Sampled, prompts: Sequence[PromptPart]) -> None:
+    def send(self, sampled: Sampled, prompts: Sequence[PromptPart], embeddings: Embeddings | None) -> None:
         token_ids = self._token_ids[: len(sampled.token_ids)].copy_(sampled.token_ids, non_blocking=True)
         logprobs = None if sampled.logprobs is None else _on_host(sampled.logprobs)
         self._sampled = replace(sampled, token_ids=token_ids, logprobs=logprobs)
         self._prompts = [replace(part, logprobs=_on_host(part.logprobs)) for part in prompts]
+        self._embeddings = embeddings and replace(embeddings, vectors=_pinned(embeddings.vectors))
         self._is_copied.record()
 
     def wait(self) -> StepOutput:
         self._is_copied.synchronize()
-        return output_of(self._sampled, self._prompts)
+        return output_of(self._sampled, self._prompts, self._embeddings)
 
 
-def output_of(sampled: Sampled, prompts: Sequence[PromptPart]) -> StepOutput:
+def output_of(sampled: Sampled, prompts: Sequence[PromptPart], embeddings: Embeddings | None = None) -> StepOutput:
     """All of it is on the host."""
     return StepOutput(
         token_ids=tuple(sampled.token_ids.tolist()),
@@ -61,6 +71,9 @@ def output_of(sampled: Sampled, prompts: Sequence[PromptPart]) -> StepOutput:
         prompt_logprobs={
             part.place: tuple(part.logprobs.by_token([part.count] * len(part.logprobs.chosen))) for part in prompts
         },
+        embeddings=dict(zip(embeddings.places, map(tuple, embeddings.vectors.tolist()), strict=True))
+        if embeddings
+        else {},
     )
 
 

@@ -93,11 +93,13 @@ class StepOutput:
     token_ids        one for each sequence of its plan that samples, in the plan's order
     logprobs         of those of them whose request asks, by place in token_ids
     prompt_logprobs  by place in the plan: of the prompt tokens that follow those fed, one each
+    embeddings       of those whose request asks, by place in token_ids
     """
 
     token_ids: tuple[int, ...]
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    embeddings: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
 
 class PendingStep(Protocol):

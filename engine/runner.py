@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest, OutOfMemory
 from engine.forward import forward_batch, on_device
 from engine.graphs import Capture, DecodeGraphs, can_be_captured, graphs_bytes
-from engine.landing import Landings, PromptPart, output_of
+from engine.landing import Embeddings, Landings, PromptPart, output_of
 from engine.memory import Measured, asked_context, check_weights_fit, plan_memory
 from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
@@ -66,26 +66,16 @@ class ModelRunner:
         return self._decoder.logits(hidden[sample_rows])
 
     @torch.inference_mode()
-    def pooled(self, plan: BatchPlan) -> torch.Tensor:
-        """[samples, hidden] fp32 of length 1: the embedding of each sequence that samples, in plan order.
-
-        That is the last token's state after the last norm, as embedding models on this decoder are trained (Zhang et
-        al. 2025, Qwen3 Embedding). Writes the plan's KV.
-        """
-        hidden, sample_rows = self._hidden(plan)
-        return normalize(hidden[sample_rows].float(), dim=-1)
-
-    @torch.inference_mode()
     def submit(self, plan: BatchPlan) -> PendingStep:
         """Start the step. On a card this returns before it is done; nothing in here may wait for the device."""
         if self._graphs is not None and self._graphs.takes(plan):
             return self._land(self._decode(self._graphs, plan), [])
         return self._land(*self._compute(plan))
 
-    def _land(self, sampled: Sampled, prompts: list[PromptPart]) -> PendingStep:
+    def _land(self, sampled: Sampled, prompts: list[PromptPart], embeddings: Embeddings | None = None) -> PendingStep:
         if self._landings is None:
-            return FinishedStep(output_of(sampled, prompts))
-        return self._landings.send(sampled, prompts)
+            return FinishedStep(output_of(sampled, prompts, embeddings))
+        return self._landings.send(sampled, prompts, embeddings)
 
     def _decode(self, graphs: DecodeGraphs, plan: BatchPlan) -> Sampled:
         logits, token_ids, slots = graphs.run(plan)
@@ -95,7 +85,7 @@ class ModelRunner:
         self._last_token_ids[slots] = sampled.token_ids
         return sampled
 
-    def _compute(self, plan: BatchPlan) -> tuple[Sampled, list[PromptPart]]:
+    def _compute(self, plan: BatchPlan) -> tuple[Sampled, list[PromptPart], Embeddings | None]:
         """A step of any kind."""
         hidden, sample_rows = self._hidden(plan)
         prompts = self._prompt_logprobs(plan, hidden)
@@ -105,7 +95,16 @@ class ModelRunner:
         if sampling:
             sampled = self._sampler.sample(self._decoder.logits(hidden[sample_rows]), sampling)
         self._last_token_ids[slots] = sampled.token_ids
-        return sampled, prompts
+        places = [place for place, sequence in enumerate(sampling) if sequence.params.embeds]
+        return sampled, prompts, self._embeddings(hidden, sample_rows, places) if places else None
+
+    def _embeddings(self, hidden: torch.Tensor, sample_rows: torch.Tensor, places: list[int]) -> Embeddings:
+        """Last tokens' states after the last norm, at length 1, as embedding models on this decoder are trained.
+
+        Source: Zhang et al. 2025, Qwen3 Embedding
+        """
+        rows = sample_rows[on_device(places, torch.int64, self._device.torch)]
+        return Embeddings(tuple(places), normalize(hidden[rows].float(), dim=-1))
 
     def device_memory(self) -> DeviceMemory | None:
         """Of the card now; None on a CPU."""

@@ -189,7 +189,8 @@ class Scheduler:
             if place in output.prompt_logprobs:
                 sequence.prompt_logprobs[scheduled.start :] = output.prompt_logprobs[place]
             if token_id is not None:
-                events.append(self._append(sequence, token_id, output.logprobs.get(sample), now_s))
+                event = self._append(sequence, token_id, output.logprobs.get(sample), now_s)
+                events.append(event._replace(embedding=output.embeddings[sample]) if sequence.params.embeds else event)
             elif sequence.params.reports_progress and len(sequence.token_ids) == sequence.num_prompt_tokens:
                 num_computed = scheduled.start + scheduled.num_tokens
                 events.append(_event(sequence, None, None, now_s)._replace(num_computed_tokens=num_computed))

@@ -69,6 +69,7 @@ class SamplingParams:
     grammar             what the answer must look like
     reports_progress    an event without a token when the grammar is compiled, and for each piece of the prompt that is
                         computed before the first token
+    embeds              the prompt as a vector is asked, which comes with the first token; there is only one, of no use
     """
 
     max_tokens: int | None = None
@@ -90,6 +91,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
     reports_progress: bool = False
+    embeds: bool = False
 
 
 class TokenLogprobs(NamedTuple):
@@ -142,6 +144,7 @@ class TokenEvent(NamedTuple):
     num_prompt_tokens   length of the prompt as the engine received it
     num_cached_tokens   prompt tokens taken from the prefix cache instead of being computed
     num_computed_tokens prompt tokens that are in the cache by now, where progress is told
+    embedding           of length 1, where it was asked
     times               on the last event
     """
 
@@ -155,6 +158,7 @@ class TokenEvent(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: EngineError | None = None
     num_computed_tokens: int = 0
+    embedding: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

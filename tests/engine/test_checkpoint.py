@@ -10,10 +10,14 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from engine import runner as runner_module
+from engine.checks import check_params
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from engine.types import FinishReason, SamplingParams
 from tests.checkpoints import FAMILIES, tiny_checkpoint
-from tests.engine.running import edit_config, load, logits_in_chunks, plan_of, prompt
+from tests.engine.running import edit_config, engine_config, load, logits_in_chunks, prompt
+from tests.fakes import model_info
 
 _DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 _OVERFLOWING = ("gemma2", "gemma3")
@@ -119,15 +123,31 @@ def _write_pooling(folder: Path, **modes: bool) -> None:
 @pytest.mark.parametrize("device", _DEVICES)
 @torch.inference_mode()
 def test_an_embedding_is_the_last_tokens_state_at_length_1(tmp_path: Path, device: str) -> None:
-    """Two texts at once, one of them in two chunks."""
+    """One token, some, and many in chunks, beside an answer; and once more out of the prefix cache."""
     model = _embedding_model(tmp_path).model
-    runner = load(tmp_path, device)
-    short, long = prompt(7), prompt(60, seed=1)
-    runner.pooled(plan_of(runner, [(short, 0, 7), (long[:41], 0, 60)]))
-    ours = runner.pooled(plan_of(runner, [(short, 0, 7), (long[41:], 41, 60)])).cpu()
-    for vector, tokens in zip(ours, (short, long), strict=True):
+    engine = Engine(load(tmp_path, device, max_num_batched_tokens=32), engine_config(tmp_path, device))
+    asked = SamplingParams(max_tokens=1, embeds=True)
+    texts = {"one": prompt(1), "short": prompt(7), "long": prompt(60, seed=1), "again": prompt(60, seed=1)}
+    engine.add("answer", tuple(prompt(9, seed=2)), SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
+    events = []
+    for names in (("one", "short", "long"), ("again",)):
+        for name in names:
+            engine.add(name, tuple(texts[name]), asked)
+        while engine.has_work:
+            events += engine.step()
+    assert [event.embedding is None for event in events if event.request_id == "answer"] == [True] * 9
+    last = {event.request_id: event for event in events if event.request_id in texts}
+    assert last["again"].num_cached_tokens > 0 and last["again"].embedding == last["long"].embedding
+    for name, tokens in texts.items():
+        event = last[name]
+        assert event.finish_reason is FinishReason.LENGTH and event.embedding is not None
         state = model(torch.tensor([tokens])).last_hidden_state[0, -1]
-        torch.testing.assert_close(vector, state / state.norm(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(torch.tensor(event.embedding), state / state.norm(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_embedding_is_asked_without_an_answer() -> None:
+    with pytest.raises(BadRequest, match="max_tokens is 2 and must be 1"):
+        check_params(SamplingParams(max_tokens=2, embeds=True), model_info())
 
 
 def test_an_embedding_of_another_pooling_is_refused_by_name(tmp_path: Path) -> None:
