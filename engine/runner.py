@@ -22,6 +22,7 @@ from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.spec import ModelSpec
 from engine.plan import BatchPlan, FinishedStep, Grammar, PendingStep, ScheduledSequence
+from engine.replay import Replay
 from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logprobs import prompt_logprobs_of
 from engine.sampling.sampler import Sampled, Sampler
@@ -53,6 +54,7 @@ class ModelRunner:
         """last_token_ids [slots + 1] int64: the last one is nobody's."""
         self._decoder, self._cache, self._device = decoder, cache, device
         self._sampler, self._grammars = sampler, grammars
+        self._replay = Replay(decoder, cache, memory.block_size) if device.kind == "cpu" else None
         self.info, self.memory = info, memory
         # On a CPU the host computes the step: while it plans the next one there is nothing that could run.
         self.steps_ahead = 0 if device.kind == "cpu" else 1
@@ -139,6 +141,8 @@ class ModelRunner:
     def _hidden(self, plan: BatchPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """[tokens, hidden] of the whole plan after the last norm, and the rows of those that sample."""
         batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
+        if self._replay is not None:
+            return self._replay.hidden(batch), batch.sample_rows
         return self._decoder.hidden(batch, self._cache), batch.sample_rows
 
     def _prompt_logprobs(self, plan: BatchPlan, hidden: torch.Tensor) -> list[PromptPart]:

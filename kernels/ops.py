@@ -7,8 +7,10 @@ REFERENCE=1 in the environment takes the reference everywhere (read once, at imp
 """
 
 import os
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
+from typing import Protocol
 
 import torch
 
@@ -20,10 +22,18 @@ from kernels.w4 import W4Weight
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
 
 
+class Recording(Protocol):
+    """Kernel calls that were made once, on the same tensors each time: `cpu.recording.Recording`."""
+
+    def replay(self) -> torch.Tensor:
+        """The result, in the memory of the last one's."""
+        ...
+
+
 @cache
 def _cpu() -> ModuleType:
     import kernels.cpu
-    from kernels.cpu import activation, attention, dense, gemm, norm, rope  # noqa: F401 (found as its attributes)
+    from kernels.cpu import activation, attention, dense, gemm, norm, recording, rope  # noqa: F401 (found as its attributes)
 
     return kernels.cpu
 
@@ -46,9 +56,15 @@ def prepare(device: Device) -> None:
         _gpu()
 
 
+<<<<<<< HEAD
 def waits_for_nothing() -> bool:
     """Whether no op on a card makes the host wait for it: then a step can be captured in a CUDA graph."""
     return False  # attention on a card is still the reference, which asks for the lengths
+=======
+def record(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Recording | None]:
+    """The result of `run`, fp32 on a CPU, and its kernel calls to be made again; None if it is not kernels alone."""
+    return (run(), None) if _REFERENCE_ONLY else _cpu().recording.record(run)
+>>>>>>> dbdc291 (A CPU's decode steps make the kernel calls of the last one again; norms without torch)
 
 
 def _on_cpu(x: torch.Tensor) -> bool:
@@ -77,6 +93,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     if _on_card(x):
         return _gpu().norm.rms_norm(x, weight, eps)
+    if _on_cpu(x) and x.dim() == 2 and x.is_contiguous():
+        return _cpu().norm.rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 
@@ -100,9 +118,10 @@ def add_rms_norm(
         return _gpu().norm.add_rms_norm(x, residual, weight, eps, order, x_norm)
     if not _on_cpu(residual):
         return reference.add_rms_norm(x, residual, weight, eps, order, x_norm)
-    if x is not None and x_norm is not None:
-        x = reference.rms_norm(x, x_norm, eps)
-    normed = _cpu().norm.add_rms_norm(torch.zeros_like(residual) if x is None else x, residual, weight, eps)
+    if x is None:
+        normed = _cpu().norm.rms_norm(residual, weight, eps)
+    else:
+        normed = _cpu().norm.add_rms_norm(x if x_norm is None else rms_norm(x, x_norm, eps), residual, weight, eps)
     return normed if order is None else normed[:, order]
 
 

@@ -103,7 +103,14 @@ class Decoder:
 
     def hidden(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """[tokens, hidden] after the last norm: what the head, or a pooling, is given."""
-        residual = ops.embed(batch.token_ids, self.embedding, self._embedding_scale, self._dtype)
+        return self.stacked(self.embedded(batch), batch, cache)
+
+    def embedded(self, batch: ForwardBatch) -> torch.Tensor:
+        """[tokens, hidden]: the residual stream before the first layer."""
+        return ops.embed(batch.token_ids, self.embedding, self._embedding_scale, self._dtype)
+
+    def stacked(self, residual: torch.Tensor, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        """The rest of `hidden`; changes the residual in place."""
         step = Addend()
         for layer, layer_cache, cos_sin in zip(self.layers, cache.layers, self._cos_sin, strict=True):
             step = layer(step, residual, batch, layer_cache, cos_sin)

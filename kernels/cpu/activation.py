@@ -5,15 +5,15 @@ from numba import float32, int64, prange
 
 from kernels.cpu.compile import F32_2D, kernel
 from kernels.cpu.exp import exp_of_negative
+from kernels.cpu.recording import call, empty
 
 _ROWS = 16  # of one task: a few rows are not worth waking a second thread
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See `ops.silu_mul`."""
-    out = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    run = _one_task if gate_up.shape[0] <= _ROWS else _silu_mul
-    run(gate_up.numpy(), out.numpy())
+    out = empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    call(_one_task if gate_up.shape[0] <= _ROWS else _silu_mul, gate_up, out)
     return out
 
 

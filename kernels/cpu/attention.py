@@ -25,6 +25,7 @@ from kernels.cpu.compile import (
     kernel,
 )
 from kernels.cpu.exp import exp_minus, exp_of_negative
+from kernels.cpu.recording import call, empty
 from kernels.paged_kv import PagedKV
 
 _KEYS = 64  # of a chunk
@@ -55,18 +56,9 @@ def paged_attention(
     window: int | None,
 ) -> torch.Tensor:
     """See `ops.paged_attention`. Heads of q may lie in a wider tensor."""
-    out = torch.empty(q.shape)
-    _attention(
-        q.numpy(),
-        cache.keys.numpy(),
-        cache.values.numpy(),
-        block_table.numpy(),
-        seq_lens.numpy(),
-        cu_seqlens_q.numpy(),
-        scale,
-        window or _NO_WINDOW,
-        out.numpy(),
-    )
+    out = empty(*q.shape)
+    arrays = (q, cache.keys, cache.values, block_table, seq_lens, cu_seqlens_q)
+    call(_attention, *arrays, scale, window or _NO_WINDOW, out)
     return out
 
 

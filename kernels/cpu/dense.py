@@ -8,6 +8,7 @@ from numba import int64, prange
 
 from kernels.cpu import tiles
 from kernels.cpu.compile import F32_2D, F32_ROWS, HAS_AVX512, I16_2D, U16_2D, kernel
+from kernels.cpu.recording import call, empty
 
 _OUTPUTS = 64  # of one task: with their inputs they stay in the second cache while the rows go by
 
@@ -24,8 +25,8 @@ _WEIGHT = (F32_2D, U16_2D, I16_2D)
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [rows, K] fp32 contiguous, weight [N, K] fp32, fp16 or bf16 contiguous -> [rows, N] fp32."""
-    out = torch.empty(x.shape[0], weight.shape[0])
-    _linear(x.numpy(), weight.view(_HELD_AS[weight.dtype]).numpy(), out.numpy())
+    out = empty(x.shape[0], weight.shape[0])
+    call(_linear, x, weight.view(_HELD_AS[weight.dtype]), out)
     return out
 
 

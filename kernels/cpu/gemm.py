@@ -7,11 +7,11 @@ the same bits alone and in any company: a prefix-cache hit equals a miss, a requ
 
 import numba
 import torch
-import torch.nn.functional as F
 from numba import int64, prange
 
 from kernels.cpu import tiles
-from kernels.cpu.compile import F32_2D, F32_3D, F32_ROWS, HAS_AVX512, U8_3D, aligned_empty, kernel
+from kernels.cpu.compile import F32_2D, F32_3D, F32_ROWS, HAS_AVX512, U8_3D, aligned_empty, aligned_zeros, kernel
+from kernels.cpu.recording import call, empty
 from kernels.w4 import TILE_N, W4Weight
 
 _OUTPUTS = 32  # of one task: 576 outputs are 18 tasks, which 2, 3 or 6 cores share evenly; many rows take 64
@@ -22,6 +22,7 @@ _TASKS_A_TILE = TILE_N // _OUTPUTS
 # Sums of one tile that fit into the registers: 32 of 16 numbers with AVX-512, 16 of 8 with AVX2, 32 of 4 with NEON.
 _TALL, _WIDE = (8, 2) if HAS_AVX512 else (4, 1)
 _CODED, _FEW = (8, 8) if HAS_AVX512 else (2, 4)  # rows of a tile whose weights stay in registers, and of such a product
+_ALONE = 2  # more rows than these fill a tile, with rows that nobody wants: that costs less than single ones
 
 _tall_tile = tiles.products(_TALL, _WIDE)
 _one_row_tile = tiles.products(1, _OUTPUTS // tiles.LANES)
@@ -39,26 +40,26 @@ def fits(weight: W4Weight) -> bool:
 
 def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
     """x [rows, K] fp32 contiguous -> [rows, N] fp32. See `ops.w4_linear`."""
-    num_rows = num_filled = x.shape[0]
-    if 2 < num_rows <= _FEW:  # a tile of rows that nobody wants costs less than single rows
-        x = F.pad(x, (0, 0, 0, -num_rows % _CODED))
-        num_filled = x.shape[0]
-    out = torch.empty(num_filled, weight.num_padded)
-    run = _few_rows if num_rows <= _FEW else _rows
-    run(x.numpy(), *weight.arrays, out.numpy())
-    is_exact = num_rows == num_filled and weight.num_outputs == weight.num_padded
-    return out if is_exact else out[:num_rows, : weight.num_outputs]
+    out = empty(x.shape[0], weight.num_padded)
+    call(_few_rows if x.shape[0] <= _FEW else _rows, x, *weight.arrays, out)
+    return out if weight.num_outputs == weight.num_padded else out[:, : weight.num_outputs]
 
 
 @kernel(*_W4, int64)
 def _few_rows_task(x, packed, scales, offsets, out, task):
+    """x may have rows of zeros after its own, to whole tiles."""
     tile, first = task // _TASKS_A_TILE, task % _TASKS_A_TILE * _OUTPUTS
     codes, scales, offsets = packed[tile, :, first:], scales[tile, :, first:], offsets[tile, :, first:]
     place = out[:, tile * TILE_N + first :]
     row = 0
-    while row + _CODED <= x.shape[0]:
+    while row + _CODED <= out.shape[0]:
         _coded_tile(x[row:], codes, scales, offsets, place[row:])
         row += _CODED
+    if row + _CODED <= x.shape[0]:
+        sums = aligned_empty(_CODED, _OUTPUTS)
+        _coded_tile(x[row:], codes, scales, offsets, sums)
+        place[row:, :_OUTPUTS] = sums[: out.shape[0] - row]
+        return
     while row < x.shape[0]:
         _coded_one_row_tile(x[row:], codes, scales, offsets, place[row:])
         row += 1
@@ -66,6 +67,11 @@ def _few_rows_task(x, packed, scales, offsets, out, task):
 
 @kernel(*_W4, parallel=True)
 def _few_rows(x, packed, scales, offsets, out):
+    num_rows = x.shape[0]
+    if num_rows % _CODED > _ALONE:
+        filled = aligned_zeros((num_rows + _CODED - 1) // _CODED * _CODED, x.shape[1])
+        filled[:num_rows] = x
+        x = filled
     for task in prange(packed.shape[0] * _TASKS_A_TILE):
         _few_rows_task(x, packed, scales, offsets, out, task)
 

@@ -4,6 +4,7 @@ import torch
 from numba import int64
 
 from kernels.cpu.compile import F32_3D, F32_4D, I64_1D, kernel
+from kernels.cpu.recording import call
 from kernels.paged_kv import PagedKV
 
 
@@ -16,15 +17,7 @@ def rope_write_kv(
     slot_mapping: torch.Tensor,
 ) -> None:
     """See `ops.rope_write_kv`."""
-    _rope_write_kv(
-        heads.numpy(),
-        num_heads,
-        positions.numpy(),
-        cos_sin.numpy(),
-        cache.keys.numpy(),
-        cache.values.numpy(),
-        slot_mapping.numpy(),
-    )
+    call(_rope_write_kv, heads, num_heads, positions, cos_sin, cache.keys, cache.values, slot_mapping)
 
 
 @kernel(F32_3D, int64, I64_1D, F32_3D, F32_4D, F32_4D, I64_1D)
