@@ -56,15 +56,14 @@ def prepare(device: Device) -> None:
         _gpu()
 
 
-<<<<<<< HEAD
 def waits_for_nothing() -> bool:
     """Whether no op on a card makes the host wait for it: then a step can be captured in a CUDA graph."""
     return False  # attention on a card is still the reference, which asks for the lengths
-=======
+
+
 def record(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Recording | None]:
     """The result of `run`, fp32 on a CPU, and its kernel calls to be made again; None if it is not kernels alone."""
     return (run(), None) if _REFERENCE_ONLY else _cpu().recording.record(run)
->>>>>>> dbdc291 (A CPU's decode steps make the kernel calls of the last one again; norms without torch)
 
 
 def _on_cpu(x: torch.Tensor) -> bool:

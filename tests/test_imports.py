@@ -33,11 +33,8 @@ _TORCH_HALF = (
         "engine.decode_inputs",
         "engine.runner",
         "engine.graphs",
-<<<<<<< HEAD
         "engine.landing",
-=======
         "engine.replay",
->>>>>>> dbdc291 (A CPU's decode steps make the kernel calls of the last one again; norms without torch)
         "engine.memory",
         "engine.sampling",
         "engine.model",
