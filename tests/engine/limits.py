@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from engine.plan import BatchPlan, Grammar, PendingStep
 from engine.runner import ModelRunner
-from engine.types import GrammarSpec
+from engine.types import DeviceMemory, GrammarSpec
 
 
 class Limits:
@@ -24,3 +24,6 @@ class Limits:
 
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
         return self._runner.compile_grammar(spec)
+
+    def device_memory(self) -> DeviceMemory | None:
+        return self._runner.device_memory()
