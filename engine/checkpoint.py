@@ -40,7 +40,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         read_spec(config),
         open_format(folder, config),
         _eos_token_ids(folder, config),
-        lambda device: SafetensorsReader(folder),
+        lambda device: SafetensorsReader(folder, device),
     )
 
 

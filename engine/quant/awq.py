@@ -97,7 +97,7 @@ def _offsets(prefix: str, codes: torch.Tensor, scales: torch.Tensor, zeros: torc
 
 def _natural_columns(fields: torch.Tensor) -> torch.Tensor:
     """[rows, N] in nibble order -> [rows, N] in column order."""
-    nibble_of_column = torch.argsort(torch.tensor(_GEMM_COLUMN_OF_NIBBLE))
+    nibble_of_column = torch.tensor(_GEMM_COLUMN_OF_NIBBLE, device=fields.device).argsort()
     return fields.unflatten(1, (-1, 8))[:, :, nibble_of_column].flatten(1)
 
 
@@ -111,7 +111,7 @@ def _codes_of_gemv_fast(prefix: str, qweight: torch.Tensor) -> torch.Tensor:
     rows_of_four, num_inputs = qweight.shape
     if num_inputs % 64:
         raise BadCheckpoint(f"`{prefix}`: gemv_fast needs inputs in multiples of 64, found {num_inputs}.")
-    shifts = torch.tensor([0, 4, 8, 12], dtype=torch.int16)
+    shifts = torch.tensor([0, 4, 8, 12], dtype=torch.int16, device=qweight.device)
     nibbles = ((qweight.unsqueeze(-1) >> shifts) & 15).to(torch.uint8)  # [N / 4, K, 4]
     by_row = nibbles.view(rows_of_four, num_inputs // 64, 4, 64).transpose(1, 2).reshape(-1, num_inputs // 8, 2, 4)
     in_pairs = by_row.transpose(2, 3).reshape(-1, num_inputs // 32, 4, 4, 2)  # evens before odds undone

@@ -56,7 +56,7 @@ class QuantizedTensors:
 
     def dequantize(self, columns: slice = slice(None)) -> torch.Tensor:
         """fp32 [K, columns], rows in the order of the inputs: what the checkpoint says, the slow and plain way."""
-        group_of = torch.arange(self.codes.shape[0]) // self.group_size
+        group_of = torch.arange(self.codes.shape[0], device=self.codes.device) // self.group_size
         scales, offsets = self.scales[:, columns].float()[group_of], self.offsets[:, columns][group_of]
         dense = self.codes[:, columns].float() * scales + offsets
         if self.order is None:
@@ -113,7 +113,7 @@ def order_of_rows(prefix: str, g_idx: torch.Tensor, num_groups: int, group_size:
     g_idx [K] is each input's group. Raises BadCheckpoint if a group does not exist or has not its share of inputs.
     """
     g_idx = g_idx.long()
-    in_order = torch.arange(g_idx.shape[0]) // group_size
+    in_order = torch.arange(g_idx.shape[0], device=g_idx.device) // group_size
     if torch.equal(g_idx, in_order):
         return None
     lowest, highest = int(g_idx.min()), int(g_idx.max())

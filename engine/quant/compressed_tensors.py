@@ -83,7 +83,7 @@ def _read_zeros(
     middle = 1 << (bits - 1)
     name = f"{prefix}.weight_zero_point"
     if not reader.has(name):
-        return torch.full(scales.shape, middle, dtype=torch.uint8)
+        return torch.full_like(scales, middle, dtype=torch.uint8)
     stored = reader.get(name)
     if stored.dtype == torch.int8:
         return (stored.short() + middle).T

@@ -78,7 +78,7 @@ class GptqFormat:
         """uint8 [groups, N]"""
         middle = 1 << (packing.bits - 1)
         if packing.is_symmetric and not reader.has(f"{prefix}.qzeros"):
-            return torch.full(scales.shape, middle, dtype=torch.uint8)
+            return torch.full_like(scales, middle, dtype=torch.uint8)
         zeros = self._true_zeros(reader.get(f"{prefix}.qzeros"), packing.bits)[:, : scales.shape[1]]
         if packing.is_symmetric:
             self._check_middle(prefix, zeros, middle)

@@ -10,6 +10,9 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import BadCheckpoint
 
 
+_HOST = torch.device("cpu")
+
+
 class CheckpointReader(Protocol):
     """Tensors by name, wherever they come from. `get` raises BadCheckpoint for one that is not there."""
 
@@ -42,11 +45,13 @@ class CheckpointReader(Protocol):
 class SafetensorsReader:
     """The safetensors files of one folder, sharded or not, read lazily.
 
+    device  where tensors are put, and so where a format unpacks them
     Raises BadCheckpoint for missing files, a broken header, an index that names what is not there, and missing tensors.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device = _HOST) -> None:
         self.folder = folder
+        self._device = device
         self._file_of = _index(folder)
         self._open: dict[Path, Any] = {}
         self._asked: set[str] = set()
@@ -59,13 +64,13 @@ class SafetensorsReader:
         return name in self._file_of
 
     def get(self, name: str) -> torch.Tensor:
-        """The tensor as stored, on the CPU."""
+        """The tensor as stored, on the reader's device."""
         if name not in self._file_of:
             raise BadCheckpoint(f"{self.folder.name} has no tensor {name!r}. The checkpoint is incomplete.")
         self._asked.add(name)
         path = self._file_of[name]
         try:
-            return self._file(path).get_tensor(name)
+            return self._file(path).get_tensor(name).to(self._device)
         except SafetensorError as error:
             raise BadCheckpoint(f"{path.name} does not give {name!r} ({error}). Download it again.") from error
 

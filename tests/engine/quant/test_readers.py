@@ -15,6 +15,7 @@ from engine.quant.formats import open_format
 from tests import packers
 from tests.engine.quant.memory_reader import MemoryReader
 
+_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a module is unpacked where it will be used
 few_examples = settings(max_examples=25, deadline=None)
 
 seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
@@ -27,7 +28,7 @@ def _read(tmp_path_factory: Any, config: Mapping[str, Any], tensors: Mapping[str
     folder = tmp_path_factory.getbasetemp()  # holds no config of its own
     fmt = open_format(folder, {"quantization_config": config})
     assert fmt is not None
-    reader = MemoryReader.of_module("m", tensors)
+    reader = MemoryReader.of_module("m", {name: tensor.to(_DEVICE) for name, tensor in tensors.items()})
     assert fmt.claims(reader, "m")
     module = fmt.read(reader, "m")
     assert reader.unused() == []
@@ -35,7 +36,7 @@ def _read(tmp_path_factory: Any, config: Mapping[str, Any], tensors: Mapping[str
 
 
 def _same(module: QuantizedTensors, dense: np.ndarray) -> bool:
-    return torch.equal(module.dequantize().T, torch.from_numpy(dense))
+    return torch.equal(module.dequantize().T.cpu(), torch.from_numpy(dense))
 
 
 @few_examples
