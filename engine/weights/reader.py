@@ -9,7 +9,6 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import BadCheckpoint
 
-
 _HOST = torch.device("cpu")
 
 
