@@ -11,18 +11,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.body import invalid
+from app.api.conversation import tool_choice_of, tools_of
 from app.api.errors import echo
-from app.api.protocol import Finite, stop_strings
-from app.chat.types import (
-    ChatRequest,
-    Effort,
-    Message,
-    NamedTool,
-    SamplingOptions,
-    ToolCall,
-    ToolChoice,
-    ToolSpec,
-)
+from app.api.protocol import Finite, greedy_at_zero, stop_strings
+from app.chat.types import ChatRequest, Effort, Message, SamplingOptions, ToolCall
 from app.errors import AppError
 from engine.types import GrammarKind, GrammarSpec
 
@@ -30,7 +22,6 @@ from engine.types import GrammarKind, GrammarSpec
 # prompt would ever be found in the prefix cache.
 _CHANGING_LINE = "x-anthropic-billing-header"
 
-_CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
 
 
@@ -58,15 +49,18 @@ class CountBody(BaseModel):
         """Raises AppError (400)."""
         turns = [message for index, turn in enumerate(self.messages) for message in _messages(index, turn)]
         choice = self.tool_choice or {}
+        functions = [_function(index, tool) for index, tool in enumerate(self.tools or ())]
+        tool_choice, tools = tool_choice_of(_choice(choice), tools_of(functions))
         return ChatRequest(
             request_id=request_id,
             model=self.model or "",
             messages=(*_system(self.system), *turns),
-            tools=tuple(_tool(index, tool) for index, tool in enumerate(self.tools or ())),
-            tool_choice=_choice(choice),
+            tools=tools,
+            tool_choice=tool_choice,
             parallel_tool_calls=choice.get("disable_parallel_tool_use") is not True,
             reasoning_effort=self._effort(),
-            continue_final_message=turns[-1].role == "assistant",
+            continue_final_message=turns[-1].role == "assistant" and not turns[-1].tool_calls,
+            returns_prompt_ids=True,
         )
 
     def _effort(self) -> Effort | None:
@@ -87,14 +81,15 @@ class MessagesBody(CountBody):
 
     def sampling(self) -> SamplingOptions:
         """Raises AppError (400)."""
-        greedy = self.top_p == 0
+        temperature, top_p = greedy_at_zero(self.temperature, self.top_p)
         return SamplingOptions(
             max_tokens=self.max_tokens,
-            temperature=0.0 if greedy else self.temperature,
-            top_p=None if greedy else self.top_p,
+            temperature=temperature,
+            top_p=top_p,
             top_k=self.top_k,
             stop=stop_strings(self.stop_sequences, "stop_sequences"),
             grammar=self._grammar(),
+            grammar_param="output_format",
         )
 
     def _grammar(self) -> GrammarSpec | None:
@@ -211,8 +206,8 @@ def _unreadable(where: str, kind: Any) -> AppError:
     )
 
 
-def _tool(index: int, tool: Mapping[str, Any]) -> ToolSpec:
-    """A tool of the client's own. Anthropic's hosted ones run on their servers alone."""
+def _function(index: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool of the client's own, in OpenAI's words. Anthropic's hosted ones run on their servers alone."""
     where = f"tools[{index}]"
     schema = tool.get("input_schema")
     if tool.get("type", "custom") not in ("custom", None) and schema is None:
@@ -225,19 +220,16 @@ def _tool(index: int, tool: Mapping[str, Any]) -> ToolSpec:
         )
     if schema is not None and not isinstance(schema, dict):
         raise invalid(f"{where}.input_schema", f"expected a JSON schema; got {echo(schema)}.")
-    description = tool.get("description")
-    return ToolSpec(
-        name=_field(where, tool, "name"),
-        description=description if isinstance(description, str) else "",
-        parameters=schema or {"type": "object", "properties": {}},
-        is_strict=tool.get("strict") is True,
-    )
+    name = _field(where, tool, "name")
+    described = {"description": tool.get("description"), "strict": tool.get("strict")}
+    return {"type": "function", "name": name, "parameters": schema, **described}
 
 
-def _choice(choice: Mapping[str, Any]) -> ToolChoice:
+def _choice(choice: Mapping[str, Any]) -> str | dict[str, str]:
+    """In OpenAI's words."""
     kind = choice.get("type", "auto")
     if kind == "tool":
-        return NamedTool(_field("tool_choice", choice, "name"))
-    if not isinstance(kind, str) or kind not in _CHOICES:
+        return {"type": "function", "name": _field("tool_choice", choice, "name")}
+    if kind not in ("auto", "any", "none"):
         raise invalid("tool_choice.type", f"must be auto, any, tool or none; got {echo(kind)}.")
-    return _CHOICES[kind]
+    return str(kind)

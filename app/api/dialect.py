@@ -3,6 +3,7 @@
 OpenAI's two formats live in answers.py; each further dialect has a file of its own.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -120,6 +121,17 @@ class Dialect(Protocol):
     def refusal(self, error: AppError) -> Response:
         """The reply to a request that failed before its first byte."""
         ...
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """A call's arguments as the object that some dialects want. What the model wrote may be none, where it was cut
+    short: then it is kept as its very words.
+    """
+    try:
+        read = json.loads(text or "{}")
+    except ValueError:
+        read = None
+    return read if isinstance(read, dict) else {"arguments": text}
 
 
 def sse(frame: dict[str, Any], *, event: str = "") -> bytes:

@@ -4,7 +4,6 @@ An answer is a list of blocks: thinking, text, calls. In a stream each block is 
 next begins; the message begins before them and ends after them.
 """
 
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.anthropic_wire import CountBody, MessagesBody
 from app.api.body import body_schema, read_body
-from app.api.dialect import SSE_TYPE, Answer, Part, parts_of, sse
+from app.api.dialect import SSE_TYPE, Answer, Part, arguments_of, parts_of, sse
 from app.api.errors import anthropic_body, error_response
 from app.api.ids import engine_request_id
 from app.api.models import Shelf
@@ -62,11 +61,15 @@ class MessagesFormat:
         }
         self._block: tuple[str, int] | None = None  # the one that is begun
         self._num_blocks = 0
+        self._has_begun = False
 
     def opening(self) -> Iterator[bytes]:
-        yield _event("message_start", message=self._message | {"usage": _usage(None)})
+        """The message begins with the first delta, which knows how long the prompt is."""
+        return iter(())
 
     def piece(self, index: int, delta: ChatDelta) -> Iterator[bytes]:
+        if not self._has_begun:
+            yield self._begin(len(delta.prompt_token_ids))
         if delta.is_empty:
             yield self.keep_alive()
         for part in parts_of(delta):
@@ -82,7 +85,8 @@ class MessagesFormat:
             yield _event("message_delta", delta=told, usage=_usage(delta.usage))
 
     def keep_alive(self) -> bytes:
-        return _event("ping")
+        ping = _event("ping")
+        return ping if self._has_begun else self._begin(0) + ping
 
     def closing(self) -> Iterator[bytes]:
         yield _event("message_stop")
@@ -97,6 +101,11 @@ class MessagesFormat:
 
     def refusal(self, error: AppError) -> Response:
         return error_response(error, _PATH)
+
+    def _begin(self, prompt_tokens: int) -> bytes:
+        self._has_begun = True
+        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        return _event("message_start", message=self._message | {"usage": usage})
 
     def _end_block(self) -> Iterator[bytes]:
         if self._block is not None:
@@ -132,16 +141,7 @@ def _content(answer: Answer) -> Iterator[dict[str, Any]]:
     if answer.text:
         yield {"type": "text", "text": answer.text}
     for call in answer.tool_calls:
-        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """What the model wrote, which may be no object when it was cut short: then its very words."""
-    try:
-        read = json.loads(arguments or "{}")
-    except ValueError:
-        read = None
-    return read if isinstance(read, dict) else {"arguments": arguments}
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_of(call.arguments)}
 
 
 def _stop(finish_reason: str | None, stop_string: str | None) -> dict[str, Any]:
@@ -153,8 +153,7 @@ def _stop(finish_reason: str | None, stop_string: str | None) -> dict[str, Any]:
 
 def _usage(usage: Usage | None) -> dict[str, int]:
     """Anthropic counts what came from the cache apart from the rest of the prompt."""
-    if usage is None:
-        return {"input_tokens": 0, "output_tokens": 0}
+    assert usage is not None
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

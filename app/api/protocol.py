@@ -128,7 +128,7 @@ class GenerationBody(BaseModel):
         min_tokens = self.min_tokens or 0
         if max_tokens is not None and min_tokens > max_tokens:
             raise invalid("min_tokens", f"is {min_tokens}, more than the {max_tokens} that the answer may have.")
-        greedy = self.top_p == 0  # the smallest set of tokens that reaches probability 0 is the likeliest one
+        temperature, top_p = greedy_at_zero(self.temperature, self.top_p)
         grammar_param, grammar = named_grammar_of({name: getattr(self, name) for name in GRAMMAR_FIELDS}) or (
             None,
             None,
@@ -137,8 +137,8 @@ class GenerationBody(BaseModel):
         return SamplingOptions(
             max_tokens=max_tokens,
             min_tokens=min_tokens,
-            temperature=0.0 if greedy else self.temperature,
-            top_p=None if greedy else self.top_p,
+            temperature=temperature,
+            top_p=top_p,
             top_k=None if self.top_k is None else max(0, self.top_k),
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
@@ -158,6 +158,11 @@ class GenerationBody(BaseModel):
             keeps_stop=bool(self.include_stop_str_in_output),
             shows_control_tokens=self.skip_special_tokens is False,
         )
+
+
+def greedy_at_zero(temperature: float | None, top_p: float | None) -> tuple[float | None, float | None]:
+    """The smallest set of tokens that reaches probability 0 is the likeliest one."""
+    return (0.0, None) if top_p == 0 else (temperature, top_p)
 
 
 def token_limit(param: str, value: int | None) -> int | None:

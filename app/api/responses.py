@@ -224,7 +224,7 @@ def _frame(body: ResponsesBody, model: str) -> dict[str, Any]:
         "temperature": body.temperature,
         "text": {"format": {"type": "text"}} | (body.text or {}),
         "tool_choice": body.tool_choice or "auto",
-        "tools": [tool for tool, _ in body.functions()],
+        "tools": body.functions,
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,

@@ -12,19 +12,17 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from app.api.body import invalid
+from app.api.conversation import tool_choice_of, tools_of
 from app.api.errors import echo
 from app.api.grammars import grammar_of
-from app.api.protocol import Finite, Penalty, token_limit
+from app.api.protocol import Finite, Penalty, greedy_at_zero, token_limit
 from app.chat.types import (
     ChatRequest,
     Effort,
     Message,
-    NamedTool,
     Role,
     SamplingOptions,
     ToolCall,
-    ToolChoice,
-    ToolSpec,
 )
 from app.errors import AppError
 from engine.types import GrammarSpec
@@ -67,27 +65,26 @@ class ResponsesBody(BaseModel):
         """Raises AppError (400)."""
         self._refuse_state()
         messages = (*self._instructions(), *_messages(self.input))
-        tools = tuple(spec for _, spec in self.functions())
-        if len(tools) < len(self.tools or ()):
+        if len(self.functions) < len(self.tools or ()):
             kinds = {echo(tool.get("type")) for tool in self.tools or ()} - {"function"}
             _log.info("request %s: tools left out, as they run on OpenAI's servers alone: %s", request_id, kinds)
+        tool_choice, tools = tool_choice_of(self.tool_choice, tools_of(self.functions))
         return ChatRequest(
             request_id=request_id,
             model=self.model or "",
             messages=messages,
             sampling=self._sampling(),
             tools=tools,
-            tool_choice=_choice(self.tool_choice, tools),
+            tool_choice=tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             reasoning_effort=self._effort(),
             continue_final_message=messages[-1].role == "assistant" and not messages[-1].tool_calls,
         )
 
-    def functions(self) -> Iterator[tuple[dict[str, Any], ToolSpec]]:
-        """The tools that can be called here, as they were sent and as they are meant."""
-        for index, tool in enumerate(self.tools or ()):
-            if tool.get("type") == "function":
-                yield tool, _tool(f"tools[{index}]", tool)
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """The tools that can be called here, as they were sent."""
+        return [tool for tool in self.tools or () if tool.get("type") == "function"]
 
     def _refuse_state(self) -> None:
         for name in _STATEFUL:
@@ -109,16 +106,17 @@ class ResponsesBody(BaseModel):
             yield Message(role="system", content=self.instructions)
 
     def _sampling(self) -> SamplingOptions:
-        greedy = self.top_p == 0
+        temperature, top_p = greedy_at_zero(self.temperature, self.top_p)
         return SamplingOptions(
             max_tokens=token_limit("max_output_tokens", self.max_output_tokens),
-            temperature=0.0 if greedy else self.temperature,
-            top_p=None if greedy else self.top_p,
+            temperature=temperature,
+            top_p=top_p,
             top_k=None if self.top_k is None else max(0, self.top_k),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             seed=None if self.seed is None or self.seed < 0 else self.seed,
             grammar=self._grammar(),
+            grammar_param="text.format",
         )
 
     def _grammar(self) -> GrammarSpec | None:
@@ -231,32 +229,6 @@ def _field(where: str, item: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise invalid(f"{where}.{name}", f"expected a text; got {echo(value)}.")
     return value
-
-
-def _tool(where: str, tool: Mapping[str, Any]) -> ToolSpec:
-    schema = tool.get("parameters")
-    if schema is not None and not isinstance(schema, dict):
-        raise invalid(f"{where}.parameters", f"expected a JSON schema; got {echo(schema)}.")
-    description = tool.get("description")
-    return ToolSpec(
-        name=_field(where, tool, "name"),
-        description=description if isinstance(description, str) else "",
-        parameters=schema or {"type": "object", "properties": {}},
-        is_strict=tool.get("strict") is True,
-    )
-
-
-def _choice(choice: Any, tools: tuple[ToolSpec, ...]) -> ToolChoice:
-    if choice is None or choice == "auto":
-        return "auto"
-    if choice in ("none", "required"):
-        return "none" if choice == "none" else "required"
-    name = choice.get("name") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    if not isinstance(name, str):
-        raise invalid("tool_choice", f"must be auto, none, required or one function; got {echo(choice)}.")
-    if name not in [tool.name for tool in tools]:
-        raise invalid("tool_choice", f"{echo(name)} is none of the functions in `tools`.")
-    return NamedTool(name)
 
 
 def as_sent(metadata: Mapping[str, Any] | None) -> dict[str, str]:

@@ -23,6 +23,7 @@ from app.api.memory import memory_router
 from app.api.messages import messages_router
 from app.api.metrics import Metrics
 from app.api.models import Shelf, models_router
+from app.api.ollama import ollama_router
 from app.api.openapi import describe
 from app.api.responses import responses_router
 from app.api.tokens import tokens_router
@@ -66,6 +67,7 @@ def install(
         fim_router(service, shelf),
         messages_router(service, shelf),
         responses_router(service, shelf),
+        ollama_router(service, shelf),
         loading_router(shelf),  # before the list, which takes every path below /models
         models_router(shelf),
         memory_router(shelf),

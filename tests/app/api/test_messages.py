@@ -112,6 +112,7 @@ def test_a_last_message_of_the_assistant_is_its_beginning() -> None:
         ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
         ({"type": "tool", "name": "look"}, NamedTool("look"), True),
         ({"type": "none"}, "none", True),
+        ({"type": "auto", "disable_parallel_tool_use": False}, "auto", True),
         (None, "auto", True),
     ],
 )
@@ -205,11 +206,12 @@ async def test_a_whole_message(house: House) -> None:
 
 async def test_a_streamed_message_begins_continues_and_ends_each_block_in_turn(house: House) -> None:
     told = named_events(await send(house, stream=True))
-    assert told[0][1]["message"]["content"] == [] and told[0][1]["message"]["usage"]["output_tokens"] == 0
+    begun = told[0][1]["message"]
+    assert begun["content"] == [] and begun["usage"] == {"input_tokens": 21, "output_tokens": 0}
     names = [name for name, _ in told]
     unique = [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
-    assert unique == ["message_start", *block, *block, "message_delta", "message_stop"]
+    assert unique == ["message_start", "ping", *block, *block, "message_delta", "message_stop"]
     starts = [data for name, data in told if name == "content_block_start"]
     assert [(data["index"], data["content_block"]["type"]) for data in starts] == [(0, "thinking"), (1, "text")]
     deltas = [data["delta"] for name, data in told if name == "content_block_delta"]
@@ -236,6 +238,7 @@ def test_calls_are_blocks_of_their_own_whole_and_streamed() -> None:
         frames += dialect.piece(0, delta)
     data = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
     assert [(item["type"], item.get("index")) for item in data] == [
+        ("message_start", None),
         ("content_block_start", 0),
         ("content_block_delta", 0),
         ("content_block_stop", 0),
@@ -247,7 +250,7 @@ def test_calls_are_blocks_of_their_own_whole_and_streamed() -> None:
         ("content_block_stop", 2),
         ("message_delta", None),
     ]
-    assert data[3]["content_block"] == {"type": "tool_use", "id": "c0", "name": "look", "input": {}}
+    assert data[4]["content_block"] == {"type": "tool_use", "id": "c0", "name": "look", "input": {}}
     assert data[-1]["delta"]["stop_reason"] == "tool_use"
     assert data[-1]["usage"] == {
         "input_tokens": 18,
@@ -289,7 +292,9 @@ async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end(folder: Pat
 
 def test_silence_is_a_ping() -> None:
     dialect = MessagesFormat("m")
-    assert list(dialect.piece(0, ChatDelta())) == [dialect.keep_alive()] == [b'event: ping\ndata: {"type":"ping"}\n\n']
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert b"message_start" in dialect.keep_alive(), "before which nothing may come"
+    assert list(dialect.piece(0, ChatDelta())) == [dialect.keep_alive()] == [ping]
 
 
 async def test_tokens_are_counted_as_the_message_would_have_them(house: House) -> None:

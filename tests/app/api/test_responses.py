@@ -94,7 +94,7 @@ def test_tools_choices_effort_and_form() -> None:
         top_p=0,
     )
     (tool,) = said.tools
-    assert (tool.name, tool.parameters, tool.is_strict) == ("look", {"type": "object"}, True)
+    assert (tool.name, tool.parameters, tool.is_strict) == ("look", {"type": "object", "properties": {}}, True)
     assert (said.tool_choice, said.parallel_tool_calls) == (NamedTool("look"), False)
     assert said.reasoning_effort == "low" and said.sampling.max_tokens == 7 and said.sampling.temperature == 0.0
     grammar = said.sampling.grammar
@@ -130,8 +130,8 @@ def test_tools_choices_effort_and_form() -> None:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"reasoning": {"effort": ["low"]}}, "reasoning.effort"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{"type": "function", "name": "x", "parameters": 3}]}, "tools[0].parameters"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "name": "x", "parameters": 3}]}, "tools[0].function.parameters"),
         ({"tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
     ],
