@@ -13,11 +13,17 @@ from types import ModuleType
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from kernels import reference
 from kernels.device import Device
+from kernels.gpu.planar import PlanarWeight, can_hold, pack_planar
 from kernels.paged_kv import PagedKV
-from kernels.w4 import W4Weight
+from kernels.w4 import W4Weight, pack_w4
+
+PackedWeight = W4Weight | PlanarWeight  # the CPU's form, the card's
+
+_CPU_TILE_K = 16  # inputs that the CPU's kernels take at once
 
 _REFERENCE_ONLY = os.environ.get("REFERENCE") == "1"
 
@@ -41,7 +47,7 @@ def _cpu() -> ModuleType:
 @cache
 def _gpu() -> ModuleType:
     import kernels.gpu
-    from kernels.gpu import activation, embedding, moe, norm  # noqa: F401 (found as its attributes)
+    from kernels.gpu import activation, embedding, moe, norm, w4_gemm  # noqa: F401 (found as its attributes)
 
     return kernels.gpu
 
@@ -209,16 +215,38 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return reference.gelu_tanh_mul(gate_up)
 
 
-def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
-    """x [tokens, K] times a packed 4-bit weight -> [tokens, N] in x's dtype; sums in fp32.
+def pack_weight(
+    codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, group_size: int
+) -> PackedWeight | None:
+    """A 4-bit weight in the form that the kernels of its tensors' device take; None if they take no such numbers.
 
+    codes    uint8 [K, N] of 0..15
+    scales   [ceil(K / group_size), N], sign kept
+    offsets  fp32, the same shape: y[n] = sum over k of x[k] * (code * scale + offset)
+    A lone group may be shorter than group_size. Raises ValueError when the shapes do not belong together.
+    """
+    if codes.is_cuda:
+        return pack_planar(codes, scales, offsets, group_size) if can_hold(group_size, scales, offsets) else None
+    # One group grows to the tile; of several all keep their size, and the last is filled up to it.
+    num_groups = scales.shape[0]
+    whole = group_size * num_groups if num_groups > 1 else group_size + -group_size % _CPU_TILE_K
+    return pack_w4(F.pad(codes, (0, 0, 0, whole - codes.shape[0])), scales, offsets)
+
+
+def w4_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [tokens, K] times a packed 4-bit weight, plus bias [N] -> [tokens, N] in x's dtype; sums in fp32.
+
+    On a card a row's bits depend on the bucket of the number of rows (8, 16, 32 ...) and on no other row.
     Raises ValueError if K is not the weight's.
     """
     if x.shape[-1] != weight.num_inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, the weight takes {weight.num_inputs}")
-    if _on_cpu(x) and _cpu().gemm.fits(weight):
-        return _cpu().gemm.w4_linear(x.contiguous(), weight)
-    return reference.w4_linear(x, weight)
+    if isinstance(weight, PlanarWeight) and _on_card(x):
+        return _gpu().w4_gemm.w4_linear(x, weight, bias)
+    if isinstance(weight, W4Weight) and _on_cpu(x) and _cpu().gemm.fits(weight):
+        y = _cpu().gemm.w4_linear(x.contiguous(), weight)
+        return y if bias is None else y + bias
+    return reference.w4_linear(x, weight, bias)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

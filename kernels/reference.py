@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
+from kernels.gpu.planar import PlanarWeight
 from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight
 
@@ -201,8 +202,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return F.linear(x, weight.to(x.dtype), bias)
 
 
-def dequantize_w4(weight: W4Weight, dtype: torch.dtype) -> torch.Tensor:
+def dequantize_w4(weight: W4Weight | PlanarWeight, dtype: torch.dtype) -> torch.Tensor:
     """The dense [N, K] weight: codes * scale + offset in fp32, then rounded to dtype."""
+    if isinstance(weight, PlanarWeight):
+        return weight.dequantize(dtype)
     codes = weight.codes().float()  # [K, N padded]
     scales, offsets = (t.transpose(0, 1).flatten(1).unsqueeze(1) for t in (weight.scales, weight.offsets))
     groups = codes.unflatten(0, (-1, weight.group_size))  # [groups, group, N padded]
@@ -210,6 +213,6 @@ def dequantize_w4(weight: W4Weight, dtype: torch.dtype) -> torch.Tensor:
     return dense[:, : weight.num_outputs].T.to(dtype)
 
 
-def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
+def w4_linear(x: torch.Tensor, weight: W4Weight | PlanarWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, K] -> [tokens, N] in x's dtype."""
-    return F.linear(x, dequantize_w4(weight, x.dtype))
+    return F.linear(x, dequantize_w4(weight, x.dtype), bias)

@@ -1,7 +1,7 @@
-"""From a module's tensors to a Linear: fused where modules agree, padded to the kernels' tile, checked before use.
+"""From a module's tensors to a Linear: fused where modules agree, packed for the device, checked before use.
 
-Codes of up to 4 bits stay packed (2 and 3 bits in the same 4-bit form, without loss); 8-bit modules are dequantised to
-16 bits while they are read. The decoder never learns which.
+Codes of up to 4 bits stay packed (2 and 3 bits in the same 4-bit form, without loss); 8-bit modules, and the rare ones
+that a card's kernels cannot take, are dequantised to 16 bits while they are read. The decoder never learns which.
 """
 
 import re
@@ -16,9 +16,7 @@ from engine.quant.base import DenseTensors, Format, QuantizedTensors, read_bias
 from engine.quant.check import check_numbers, check_products
 from engine.weights.reader import CheckpointReader
 from kernels import ops
-from kernels.w4 import W4Weight, pack_w4
 
-_TILE_K = 16  # inputs that the kernels take at once
 _PACKED_BITS = 4
 
 
@@ -52,7 +50,7 @@ class W4Linear:
     """A packed weight, with what its checkpoint asks for around it: inputs gathered by `order`, padded with zeros."""
 
     def __init__(
-        self, weight: W4Weight, num_inputs: int, order: torch.Tensor | None, bias: torch.Tensor | None
+        self, weight: ops.PackedWeight, num_inputs: int, order: torch.Tensor | None, bias: torch.Tensor | None
     ) -> None:
         self.weight, self.order, self.bias = weight, order, bias
         self.num_bytes = weight.num_bytes
@@ -64,8 +62,7 @@ class W4Linear:
             x = x[:, self.order]
         if self._padding:
             x = F.pad(x, (0, self._padding))
-        y = ops.w4_linear(x, self.weight)
-        return y if self.bias is None else y + self.bias
+        return ops.w4_linear(x, self.weight, self.bias)
 
 
 class SplitLinear:
@@ -140,20 +137,25 @@ class LinearLoader:
             weights = [place(m.weight, self._device, self._dtype) for m in modules if isinstance(m, DenseTensors)]
             return DenseLinear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
         quantized = [module for module in modules if isinstance(module, QuantizedTensors)]
+        packed = self._pack(quantized)
+        if packed is None:
+            return self._build([self._unpackable(module) for module in quantized])
         order = None if first.order is None else first.order.to(self._device)
-        linear = W4Linear(self._pack(quantized), first.shape[1], order, bias)
+        linear = W4Linear(packed, first.shape[1], order, bias)
         self._check_kind(quantized, linear)
         return linear
 
-    def _pack(self, modules: Sequence[QuantizedTensors]) -> W4Weight:
+    def _unpackable(self, module: QuantizedTensors) -> DenseTensors:
+        which = f"groups of {module.group_size} inputs, or zeros that are no codes,"
+        self._notes[f"Modules with {which} are held as 16-bit weights on a card: four times their size."] = None
+        return _as_dense(module)
+
+    def _pack(self, modules: Sequence[QuantizedTensors]) -> ops.PackedWeight | None:
         codes, scales, offsets = (
             torch.cat([getattr(module, part).to(self._device) for module in modules], dim=1)
             for part in ("codes", "scales", "offsets")
         )
-        # One group grows to the tile; of several all keep their size, and the last is filled up to it.
-        num_groups, group_size = scales.shape[0], modules[0].group_size
-        whole = group_size * num_groups if num_groups > 1 else group_size + -group_size % _TILE_K
-        return pack_w4(F.pad(codes, (0, 0, 0, whole - codes.shape[0])), scales, offsets)
+        return ops.pack_weight(codes, scales, offsets, modules[0].group_size)
 
     def _cat_biases(self, modules: Sequence[DenseTensors | QuantizedTensors]) -> torch.Tensor | None:
         if all(module.bias is None for module in modules):

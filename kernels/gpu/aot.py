@@ -23,7 +23,6 @@ from kernels import gpu
 from kernels.gpu.cases import ARCHS, AotCase, WeightLoop
 
 SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # bytes that one block may have
-MAX_INSTRUCTIONS_A_WEIGHT = 3.0  # lane-instructions: 28 % of what an RTX 3090 issues while it reads one weight
 _WARP = 32
 
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);")
@@ -112,8 +111,8 @@ def _faults_of_loop(sizes: WeightLoop, compiled: Compiled) -> list[str]:
             found.append(f"{count} {meaning} in the main loop")
     if not any(name.startswith("LDGSTS") and ".128" in name for name in loop):
         found.append("no 16-byte asynchronous copies in the main loop")
-    if (cost := instructions_a_weight(sizes, loop)) > MAX_INSTRUCTIONS_A_WEIGHT:
-        found.append(f"{cost:.2f} instructions a weight, {MAX_INSTRUCTIONS_A_WEIGHT} allowed")
+    if (cost := instructions_a_weight(sizes, loop)) > sizes.max_instructions_a_weight:
+        found.append(f"{cost:.2f} instructions a weight, {sizes.max_instructions_a_weight} allowed")
     return found
 
 

@@ -15,10 +15,12 @@ class WeightLoop:
     """What the main loop of a 4-bit product must look like: limits are `aot.py`'s, these are the sizes to measure by.
 
     weights_a_mma    weights that one warp's m16n8k16 takes in, per instruction (256 where they are its 16 rows)
-    weights_a_wgmma  the same, per warp, of the four warps' m64nNk16
+    max_instructions_a_weight  lane-instructions; 3 are 28 % of what an RTX 3090 issues while it reads one weight
+    weights_a_wgmma  as weights_a_mma, per warp, of the four warps' m64nNk16
     """
 
     weights_a_mma: float
+    max_instructions_a_weight: float = 3.0
     weights_a_wgmma: float = 256.0
 
 

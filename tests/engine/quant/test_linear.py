@@ -215,9 +215,9 @@ def test_the_load_tries_every_way_in_which_a_product_is_computed(
 
     right, tried = ops.w4_linear, []
 
-    def wrong_from(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    def wrong_from(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
         tried.append(x.shape[0])
-        return right(x, weight) * (1.01 if _way(x.shape[0]) == _way(num_rows) else 1.0)
+        return right(x, weight, bias) * (1.01 if _way(x.shape[0]) == _way(num_rows) else 1.0)
 
     monkeypatch.setattr(ops, "w4_linear", wrong_from)
     tensors, _ = _gptq("m", 0)

@@ -43,3 +43,16 @@ def test_a_plain_kernel_has_no_faults(faults: dict[str, list[str]]) -> None:
 )
 def test_a_kernel_that_breaks_a_rule_is_told_by_it(faults: dict[str, list[str]], kernel: str, words: str) -> None:
     assert any(words in fault for fault in faults[kernel]), faults[kernel]
+
+
+def test_every_row_of_the_tables_keeps_the_rules_on_the_card_that_most_have() -> None:
+    """sm_86 stands for sm_89 too: the machine code is the same but for its name."""
+    done = _run("-m", "kernels.gpu.aot", "--archs", "86")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_row_of_the_tables_keeps_the_rules_everywhere() -> None:
+    done = _run("-m", "kernels.gpu.aot")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,135 @@
+"""A 4-bit weight as the GPU kernels hold it, and its packing from a checkpoint's numbers, on the device itself.
+
+K is cut into steps of 4 planes, Q deep each; an int16 holds one code of every plane. The four nibbles of a tile of
+int16 are thus four operands of the matrix unit that meet four contiguous slabs of the activations, and no value has to
+move after it is unpacked. Scale and zero of a group share one 32-bit word, the least that an asynchronous copy moves.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from kernels.gpu.table import Config
+
+PLANES = 4
+TILE_N = 256  # outputs are padded to it: the largest tile of any kernel
+SYMMETRIC_ZERO = 8
+_DEPTHS = (32, 16)  # of a plane, the better one first: 64-byte rows fill a sector pair each
+_MAX_ZERO = 127  # what 7 bits of bf16's mantissa hold beside the code
+_ZERO_ERROR = 0.02  # of a code: offsets rounded to 16 bits are off by 0.004
+_MIN_TILE_N, _MAX_ROW_TILES = 32, 8
+
+
+@dataclass(frozen=True)
+class PlanarWeight:
+    """y[n] = sum over k of x[k] * (code[k, n] - zero[k // group, n]) * scale[k // group, n].
+
+    codes    int16 [steps, N padded, Q]: bits 4j to 4j + 3 of (s, n, q) are the code of k = (4s + j) * Q + q
+    words    int32 [groups, N padded]: a scale's fp32 bits; with `has_zeros` the lowest 8 are the zero instead
+    counters int32 [tiles], 0 between launches: blocks of a tile that have arrived
+    has_zeros  False: every zero is 8
+    group_size  a multiple of Q, or at least num_inputs: one group
+    num_inputs, num_outputs  K and N before padding
+    measured bucket of rows -> the configuration that was the fastest on this card, where `tune.py` has looked
+    """
+
+    codes: torch.Tensor
+    words: torch.Tensor
+    counters: torch.Tensor
+    has_zeros: bool
+    group_size: int
+    num_inputs: int
+    num_outputs: int
+    measured: dict[int, Config] = field(default_factory=dict)
+
+    @property
+    def depth(self) -> int:
+        """Q"""
+        return self.codes.shape[2]
+
+    @property
+    def num_steps(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def num_padded(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def planes_a_group(self) -> int:
+        """0: all planes are in one group."""
+        return 0 if self.words.shape[0] == 1 else self.group_size // self.depth
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.codes, self.words, self.counters))
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """The dense [N, K] weight, the slow and plain way: (code - zero) * scale in fp32, then rounded to dtype."""
+        shifts = torch.arange(PLANES, device=self.codes.device, dtype=torch.int32) * 4
+        nibbles = (self.codes.to(torch.int32).unsqueeze(1) >> shifts.view(1, -1, 1, 1)) & 15  # [steps, 4, N, Q]
+        codes = nibbles.permute(2, 0, 1, 3).flatten(1)[: self.num_outputs, : self.num_inputs]
+        group_of = torch.arange(self.num_inputs, device=codes.device) // self.group_size
+        words = self.words[:, : self.num_outputs].T[:, group_of]
+        zeros = words & 255 if self.has_zeros else SYMMETRIC_ZERO
+        scales = (words & -256 if self.has_zeros else words).contiguous().view(torch.float32)
+        return ((codes - zeros) * scales).to(dtype)
+
+
+def can_hold(group_size: int, scales: torch.Tensor, offsets: torch.Tensor) -> bool:
+    """Whether `pack_planar` takes it. Not, for now: groups that are no multiple of 16, zeros that are no codes."""
+    zeros = _zeros(scales, offsets)
+    is_code = (zeros - zeros.round()).abs().max() <= _ZERO_ERROR and zeros.min() >= 0 and zeros.max() <= _MAX_ZERO
+    return _depth(group_size, scales.shape[0]) is not None and bool(is_code)
+
+
+def pack_planar(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, group_size: int) -> PlanarWeight:
+    """codes uint8 [K, N] of 0..15; scales and fp32 offsets = -zero * scale, [ceil(K / group_size), N], on the device
+    where the weight will be used. A lone group may be shorter than group_size.
+
+    Raises ValueError when the shapes do not belong together or the numbers do not fit; see `can_hold`.
+    """
+    (k, n), num_groups = codes.shape, scales.shape[0]
+    depth = _depth(group_size, num_groups)
+    if scales.shape != offsets.shape or scales.shape[1] != n or num_groups != max(1, -(-k // group_size)):
+        shapes = f"scales {tuple(scales.shape)}, offsets {tuple(offsets.shape)}, groups of {group_size}"
+        raise ValueError(f"codes {tuple(codes.shape)} with {shapes}")
+    if depth is None or not can_hold(group_size, scales, offsets):
+        raise ValueError(f"groups of {group_size} or zeros that are no whole codes have no planar form")
+    zeros = _zeros(scales, offsets).round().to(torch.int32)
+    has_zeros = bool((zeros != SYMMETRIC_ZERO).any())
+    padding = -n % TILE_N
+    bits = scales.float().contiguous().view(torch.int32)
+    words = ((bits + 128) & -256) | zeros if has_zeros else bits
+    padded_k = k + -k % (PLANES * depth)
+    padded_groups = 1 if num_groups == 1 else -(-padded_k // group_size)
+    tiles = (n + padding) // _MIN_TILE_N * _MAX_ROW_TILES
+    return PlanarWeight(
+        _planes(F.pad(codes, (0, padding, 0, padded_k - k)), depth),
+        F.pad(words, (0, padding, 0, padded_groups - num_groups)),
+        torch.zeros(tiles, dtype=torch.int32, device=codes.device),
+        has_zeros,
+        max(group_size, k) if num_groups == 1 else group_size,
+        k,
+        n,
+    )
+
+
+def _depth(group_size: int, num_groups: int) -> int | None:
+    """Of a plane, so that each lies in one group."""
+    return next((depth for depth in _DEPTHS if num_groups == 1 or group_size % depth == 0), None)
+
+
+def _zeros(scales: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """fp32; a group without a scale and an offset has the symmetric one."""
+    scales = scales.float()
+    return torch.where((scales == 0) & (offsets == 0), float(SYMMETRIC_ZERO), -offsets / scales)
+
+
+def _planes(codes: torch.Tensor, depth: int) -> torch.Tensor:
+    """uint8 [steps * 4 * depth, N] -> int16 [steps, N, depth]"""
+    steps = codes.T.unflatten(1, (-1, PLANES, depth)).permute(1, 2, 0, 3)  # [steps, 4, N, depth]
+    low = steps[:, 0] | (steps[:, 1] << 4)
+    high = steps[:, 2] | (steps[:, 3] << 4)
+    return torch.stack((low, high), dim=-1).view(torch.int16).squeeze(-1).contiguous()

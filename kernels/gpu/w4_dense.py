@@ -1,0 +1,74 @@
+"""Large M: the weight is made dense, a piece at a time, and cuBLAS takes it from there."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.nibbles import scale_of, unpack
+from kernels.gpu.planar import PlanarWeight
+
+_TILE = 64  # outputs a block
+_SCRATCH_BYTES = 64 * 2**20
+
+
+@triton.jit(do_not_specialize=["num_inputs"])
+def _dequantize(
+    codes,
+    words,
+    dense,
+    num_padded,
+    num_inputs,
+    TILE: tl.constexpr,
+    Q: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    PORTABLE: tl.constexpr,
+):
+    """One step of K for TILE outputs -> dense [outputs, K]."""
+    step = tl.program_id(0)
+    rows = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    q = tl.arange(0, Q)
+    packed = tl.load(codes + step.to(tl.int64) * num_padded * Q + rows[:, None] * Q + q[None, :])
+    for j in tl.static_range(4):
+        group = (step * 4 + j) // GROUP if GROUP else 0
+        w = tl.load(words + group * num_padded + rows)[:, None]
+        planes = unpack(packed, w, dense.dtype.element_ty, HAS_ZEROS, PORTABLE)
+        k = (step * 4 + j) * Q + q[None, :]
+        values = planes[j].to(tl.float32) * scale_of(w, HAS_ZEROS)
+        tl.store(
+            dense + rows[:, None].to(tl.int64) * num_inputs + k, values.to(dense.dtype.element_ty), mask=k < num_inputs
+        )
+
+
+def dequantize(weight: PlanarWeight, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Outputs `first` to `first + count`, both multiples of the tile or the end -> dense [count, K]."""
+    rows = triton.cdiv(count, _TILE) * _TILE
+    dense = torch.empty(rows, weight.num_inputs, dtype=dtype, device=weight.codes.device)
+    _dequantize[(weight.num_steps, rows // _TILE)](
+        weight.codes[:, first:],
+        weight.words[:, first:],
+        dense,
+        weight.num_padded,
+        weight.num_inputs,
+        TILE=_TILE,
+        Q=weight.depth,
+        GROUP=weight.planes_a_group,
+        HAS_ZEROS=weight.has_zeros,
+        PORTABLE=not dense.is_cuda or dtype == torch.float32,
+    )
+    return dense[:count]
+
+
+def w4_linear(
+    x: torch.Tensor, weight: PlanarWeight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [M, K] -> [M, N]. A piece of the weight is dense at a time: at most `_SCRATCH_BYTES` of scratch."""
+    out = torch.empty(x.shape[0], weight.num_outputs, dtype=x.dtype, device=x.device)
+    outputs = max(1, _SCRATCH_BYTES // (weight.num_inputs * x.element_size()) // _TILE) * _TILE
+    for first in range(0, weight.num_outputs, outputs):
+        count = min(outputs, weight.num_outputs - first)
+        torch.mm(x, dequantize(weight, first, count, x.dtype).T, out=out[:, first : first + count])
+    for addend in (bias, residual):
+        if addend is not None:
+            out += addend
+    return out

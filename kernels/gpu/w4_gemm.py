@@ -1,0 +1,309 @@
+"""x [M, K] times a planar 4-bit weight, in one launch a product. `table.py` has its tiles, and says from how many rows
+on the weight is made dense instead (`w4_dense.py`).
+
+A block owns a tile of outputs and rows, and a share of K. Its weights go from memory to shared memory as they lie, from
+there to registers as the row operand of the matrix unit, where four nibble planes become 16-bit numbers: nothing is
+shuffled, nothing is stored again. Where K is shared among blocks, the one that comes last adds all shares up in their
+order. Sums are fp32; a row has the same bits each time, whatever the other rows of its bucket hold.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu import table, w4_dense
+from kernels.gpu.cases import AotCase, WeightLoop
+from kernels.gpu.nibbles import scale_of, unpack
+from kernels.gpu.planar import PLANES, PlanarWeight
+from kernels.gpu.table import Config
+
+_SUMS_AHEAD = 16384  # fp32 sums that a block of 8 warps holds in registers beside its own
+
+
+def w4_linear(
+    x: torch.Tensor, weight: PlanarWeight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See `ops.w4_linear`. `residual` [tokens, N] is added as well."""
+    num_rows = x.shape[0]
+    config = choose(weight, num_rows, x.device)
+    if config is None or (x.is_cuda and x.dtype is torch.float32):
+        return w4_dense.w4_linear(x, weight, bias, residual)
+    out = torch.empty(num_rows, weight.num_outputs, dtype=x.dtype, device=x.device)
+    if num_rows:
+        launch(config, x if x.stride(-1) == 1 else x.contiguous(), weight, bias, residual, out)
+    return out
+
+
+def choose(weight: PlanarWeight, num_rows: int, device: torch.device) -> Config | None:
+    """What was measured for this weight on this card, or else the table's choice. None: the dense way."""
+    config = table.choose(table.card_of(device), weight.num_outputs, weight.num_inputs, num_rows)
+    return config if config is None else weight.measured.get(table.bucket_of(num_rows), config)
+
+
+def launch(
+    config: Config,
+    x: torch.Tensor,
+    weight: PlanarWeight,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """One product in the way of `config`; everything but the last axis of x is contiguous."""
+    num_rows, num_outputs = out.shape
+    sizes = (num_rows, num_outputs, weight.num_padded, weight.num_inputs, x.stride(0))
+    operands = (x, weight.codes, weight.words, bias, residual, out)
+    constants = _constants(config, weight.depth, weight.planes_a_group, weight.has_zeros)
+    constants |= {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "PORTABLE": not x.is_cuda}
+    constants["WHOLE_K"] = weight.num_inputs == weight.num_steps * PLANES * weight.depth
+    bucket = table.bucket_of(num_rows)
+    split = config.split(bucket, num_outputs, weight.num_steps, table.card_of(x.device).num_sms)
+    steps_a_share = triton.cdiv(weight.num_steps, split)
+    split = triton.cdiv(weight.num_steps, steps_a_share)  # so that no share is empty
+    tiles = triton.cdiv(num_rows, config.bm) * triton.cdiv(num_outputs, config.bn)
+    partials, counters = None, None
+    if split > 1:
+        assert tiles <= weight.counters.numel(), f"{tiles} tiles, {weight.counters.numel()} counters"
+        partials = torch.empty(split * tiles * config.bm * config.bn, dtype=torch.float32, device=x.device)
+        counters = weight.counters
+    _w4_gemm[(tiles, split)](
+        *operands, partials, counters, *sizes, steps_a_share, weight.num_steps, IS_SPLIT=split > 1, **constants
+    )
+
+
+def _constants(config: Config, depth: int, planes_a_group: int, has_zeros: bool) -> dict[str, Any]:
+    """Those that the table and the weight's form give."""
+    return {
+        "BM": config.bm,
+        "BN": config.bn,
+        "Q": depth,
+        "GROUP": planes_a_group,
+        "SCALE_WEIGHTS": config.scale_weights,
+        "HAS_ZEROS": has_zeros,
+        "STAGES": config.stages,
+        "AHEAD": min(4, max(1, _SUMS_AHEAD // (config.bm * config.bn))),
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+    }
+
+
+@triton.jit(do_not_specialize=["num_rows", "steps_a_share", "num_steps"])
+def _w4_gemm(
+    x,
+    codes,
+    words,
+    bias,
+    residual,
+    out,
+    partials,
+    counters,
+    num_rows,
+    num_outputs,
+    num_padded,
+    num_inputs,
+    x_stride,
+    steps_a_share,
+    num_steps,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    Q: tl.constexpr,  # depth of a plane: a step takes 4 * Q of K
+    GROUP: tl.constexpr,  # planes that share a scale, 0 if all do
+    IS_SPLIT: tl.constexpr,  # K goes to several blocks
+    SCALE_WEIGHTS: tl.constexpr,  # scale the weights, which many rows share, and not a step's sums
+    HAS_ZEROS: tl.constexpr,
+    WHOLE_K: tl.constexpr,  # num_inputs fills the steps
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PORTABLE: tl.constexpr,
+    STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,  # shares' sums read at once
+):
+    # Blocks that share weights come one after another, and find them in the L2.
+    row_tiles = tl.cdiv(num_rows, BM)
+    tile = tl.program_id(0)
+    share = tl.program_id(1)
+    rows = ((tile % row_tiles) * BM + tl.arange(0, BM))[None, :]
+    outputs = (tile // row_tiles) * BN + tl.arange(0, BN)
+    first = share * steps_a_share
+    end = tl.minimum(first + steps_a_share, num_steps)
+    q = tl.arange(0, Q)
+    is_row = rows < num_rows
+    x_at = x + rows.to(tl.int64) * x_stride + q[:, None] + first * (4 * Q)
+    codes_at = codes + first.to(tl.int64) * num_padded * Q + outputs[:, None] * Q + q[None, :]
+    acc = tl.zeros((BN, BM), tl.float32)
+    for step in tl.range(first, end, num_stages=STAGES):
+        packed = tl.load(codes_at)
+        k = step * (4 * Q) + q[:, None]
+        x0, x1, x2, x3 = _load_slabs(x_at, is_row, k, num_inputs, Q, WHOLE_K)
+        acc = _add_step(
+            acc,
+            packed,
+            x0,
+            x1,
+            x2,
+            x3,
+            words + outputs,
+            step * 4,
+            num_padded,
+            GROUP,
+            SCALE_WEIGHTS,
+            HAS_ZEROS,
+            PORTABLE,
+        )
+        codes_at += num_padded * Q
+        x_at += 4 * Q
+    if IS_SPLIT:
+        # A share's sums lie [BM, BN] in `partials`: [share, tile, BM, BN].
+        at = partials + tile * (BM * BN) + tl.arange(0, BM)[None, :] * BN + tl.arange(0, BN)[:, None]
+        stride = tl.num_programs(0) * (BM * BN)
+        num_shares = tl.num_programs(1)
+        tl.store(at + share * stride, acc)
+        tl.debug_barrier()  # every thread's sums are written before one thread tells of them
+        if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == num_shares - 1:
+            total = tl.zeros_like(acc)
+            for i in tl.range(0, num_shares, AHEAD):
+                for j in tl.static_range(AHEAD):
+                    total += tl.load(at + (i + j) * stride, mask=i + j < num_shares, other=0.0, cache_modifier=".cg")
+            tl.store(counters + tile, 0)
+            _finish(total, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS, HAS_RESIDUAL)
+    else:
+        _finish(acc, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS, HAS_RESIDUAL)
+
+
+@triton.jit
+def _load_slabs(x_at, is_row, k, num_inputs, Q: tl.constexpr, WHOLE_K: tl.constexpr):
+    """Of each plane, the activations that meet it; `k` numbers the inputs of the first."""
+    if WHOLE_K:
+        x0 = tl.load(x_at, mask=is_row, other=0.0)
+        x1 = tl.load(x_at + Q, mask=is_row, other=0.0)
+        x2 = tl.load(x_at + 2 * Q, mask=is_row, other=0.0)
+        x3 = tl.load(x_at + 3 * Q, mask=is_row, other=0.0)
+    else:
+        x0 = tl.load(x_at, mask=is_row & (k < num_inputs), other=0.0)
+        x1 = tl.load(x_at + Q, mask=is_row & (k + Q < num_inputs), other=0.0)
+        x2 = tl.load(x_at + 2 * Q, mask=is_row & (k + 2 * Q < num_inputs), other=0.0)
+        x3 = tl.load(x_at + 3 * Q, mask=is_row & (k + 3 * Q < num_inputs), other=0.0)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _add_step(
+    acc,
+    packed,
+    x0,
+    x1,
+    x2,
+    x3,
+    words_at,
+    plane,
+    num_padded,
+    GROUP: tl.constexpr,
+    SCALE_WEIGHTS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    PORTABLE: tl.constexpr,
+):
+    """acc plus the products of one step, whose first plane is number `plane`: one scale for the step, for each half or
+    for each plane, as groups can change within it.
+    """
+    DTYPE: tl.constexpr = x0.dtype
+    if GROUP % 4 == 0:
+        s = tl.load(words_at + (plane // GROUP * num_padded if GROUP else 0))[:, None]
+        w0, w1, w2, w3 = unpack(packed, s, DTYPE, HAS_ZEROS, PORTABLE)
+        if SCALE_WEIGHTS:
+            scale = scale_of(s, HAS_ZEROS).to(DTYPE)
+            acc = tl.dot(w1 * scale, x1, tl.dot(w0 * scale, x0, acc))
+            acc = tl.dot(w3 * scale, x3, tl.dot(w2 * scale, x2, acc))
+        else:
+            part = tl.dot(w1, x1, tl.dot(w0, x0))
+            acc += tl.dot(w3, x3, tl.dot(w2, x2, part)) * scale_of(s, HAS_ZEROS)
+    elif GROUP % 2 == 0:
+        s = tl.load(words_at + plane // GROUP * num_padded)[:, None]
+        t = tl.load(words_at + (plane + 2) // GROUP * num_padded)[:, None]
+        w0, w1, _, _ = unpack(packed, s, DTYPE, HAS_ZEROS, PORTABLE)
+        _, _, w2, w3 = unpack(packed, t, DTYPE, HAS_ZEROS, PORTABLE)
+        acc += tl.dot(w1, x1, tl.dot(w0, x0)) * scale_of(s, HAS_ZEROS)
+        acc += tl.dot(w3, x3, tl.dot(w2, x2)) * scale_of(t, HAS_ZEROS)
+    else:
+        s0 = tl.load(words_at + plane // GROUP * num_padded)[:, None]
+        s1 = tl.load(words_at + (plane + 1) // GROUP * num_padded)[:, None]
+        s2 = tl.load(words_at + (plane + 2) // GROUP * num_padded)[:, None]
+        s3 = tl.load(words_at + (plane + 3) // GROUP * num_padded)[:, None]
+        w0, _, _, _ = unpack(packed, s0, DTYPE, HAS_ZEROS, PORTABLE)
+        _, w1, _, _ = unpack(packed, s1, DTYPE, HAS_ZEROS, PORTABLE)
+        _, _, w2, _ = unpack(packed, s2, DTYPE, HAS_ZEROS, PORTABLE)
+        _, _, _, w3 = unpack(packed, s3, DTYPE, HAS_ZEROS, PORTABLE)
+        acc += tl.dot(w0, x0) * scale_of(s0, HAS_ZEROS)
+        acc += tl.dot(w1, x1) * scale_of(s1, HAS_ZEROS)
+        acc += tl.dot(w2, x2) * scale_of(s2, HAS_ZEROS)
+        acc += tl.dot(w3, x3) * scale_of(s3, HAS_ZEROS)
+    return acc
+
+
+@triton.jit
+def _finish(
+    acc, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+):
+    """acc [BN, BM] plus what is asked for, to its place."""
+    is_output = outputs < num_outputs
+    is_inside = is_output[:, None] & (rows < num_rows)
+    at = rows.to(tl.int64) * num_outputs + outputs[:, None]
+    if HAS_BIAS:
+        acc += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    if HAS_RESIDUAL:
+        acc += tl.load(residual + at, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=is_inside)
+
+
+def aot_cases() -> Iterable[AotCase]:
+    """Every row of the table as symmetric fp16 weights in groups of 128 need it; other forms for one row of each."""
+    for arch, rows in table.TABLE.items():
+        configs = {c: bucket for bucket, row in reversed(rows.items()) for c in (row.square, row.wide, row.deep)}
+        for config, bucket in reversed(configs.items()):
+            yield _aot_case(arch, bucket, config, "fp16", 32, 4, False)
+        for dtype, depth, group, has_zeros in _OTHER_FORMS:
+            yield _aot_case(arch, 8, rows[8].square, dtype, depth, group, has_zeros)
+
+
+# dtype, depth of a plane, planes a group, zeros: bf16, zeros, groups of 64 and 32, one group, a depth of 16
+_OTHER_FORMS = (
+    ("bf16", 32, 4, False),
+    ("bf16", 32, 4, True),
+    ("fp16", 32, 4, True),
+    ("fp16", 32, 2, True),
+    ("fp16", 32, 1, False),
+    ("fp16", 32, 0, False),
+    ("fp16", 16, 9, False),
+)
+
+
+def _aot_case(arch: int, bucket: int, config: Config, dtype: str, depth: int, group: int, has_zeros: bool) -> AotCase:
+    constants = _constants(config, depth, group, has_zeros)
+    constants |= {"bias": None, "residual": None, "HAS_BIAS": False, "HAS_RESIDUAL": False, "PORTABLE": False}
+    constants |= {"WHOLE_K": True, "IS_SPLIT": config.blocks_an_sm > 0}
+    num_warps, num_stages = constants.pop("num_warps"), constants.pop("num_stages")
+    types = {"x": f"*{dtype}", "out": f"*{dtype}", "codes": "*i16", "words": "*i32"}
+    types |= {"partials": "*fp32", "counters": "*i32"}
+    sizes = ("num_outputs", "num_padded", "num_inputs", "x_stride")
+    types |= dict.fromkeys((*sizes, "num_rows", "steps_a_share", "num_steps"), "i32")
+    form = f"{'zeros' if has_zeros else 'symmetric'}, groups of {group * depth or 'all'} in planes of {depth}"
+    tile = f"{config.bm}x{config.bn}, {config.warps} warps, {config.stages} stages"
+    return AotCase(
+        f"w4 {dtype} to {bucket} rows: {tile}, {form}",
+        _w4_gemm,
+        types,
+        constants,
+        num_warps,
+        num_stages,
+        frozenset(sizes),
+        (arch,),
+        WeightLoop(256 / (config.bm / 8), _limit(arch, bucket, depth)),
+    )
+
+
+def _limit(arch: int, bucket: int, depth: int) -> float:
+    """Instructions a weight. From 64 rows on the matrix unit sets the pace, and on sm_90 the best rows for small shapes
+    wait for memory; thin planes cost more and are rare (groups of 16 or 48).
+    """
+    return 3.0 if arch < 90 and bucket <= 32 and depth == 32 else 4.0
