@@ -153,7 +153,15 @@ def new_manager(settings: Settings) -> "ModelManager":
     from app.models.shelf import ModelShelf
     from engine.client import EngineClient
 
-    return ModelManager(settings, ModelShelf(settings.models_folder, aliases=settings.model_alias), EngineClient.start)
+    shelf = ModelShelf(settings.models_folder, aliases=settings.model_alias)
+    return ModelManager(settings, shelf, EngineClient.start, text_notes=_text_notes)
+
+
+def _text_notes(folder: Path) -> Sequence[str]:
+    """Imported when a model is there: what reads its text must not delay the start of its engine."""
+    from app.chat.model_text import text_notes
+
+    return text_notes(folder)
 
 
 async def _run_page(slot: "PageSlot", service: "ChatService", manager: "ModelManager") -> None:

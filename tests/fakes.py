@@ -236,7 +236,7 @@ class FakeSource:
         if self.failure is not None:
             raise self.failure
         if model not in ("", self.model.id):
-            raise AppError(404, "model_not_found", f"There is no model {model!r}.", param="model")
+            raise AppError(404, "model_not_found", f"There is no model {model[:200]!r}.", param="model")
         return self.model
 
 

@@ -10,9 +10,11 @@ from app.api.errors import echo
 from app.api.protocol import MAX_LOGPROBS, GenerationBody, token_limit
 from app.chat.types import ChatRequest, Effort, Message
 
+MAX_MESSAGES = 50_000  # a template takes seconds for so many
+
 
 class ChatBody(GenerationBody):
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

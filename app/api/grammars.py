@@ -11,6 +11,7 @@ from app.api.errors import echo
 from app.errors import AppError
 from engine.types import GrammarKind, GrammarSpec
 
+MAX_CHARS = 1_000_000
 FIELDS = (
     *("response_format", "structured_outputs"),
     *("guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar"),
@@ -30,6 +31,8 @@ def named_grammar_of(fields: Mapping[str, Any]) -> tuple[str, GrammarSpec] | Non
     for name in FIELDS:
         value = fields.get(name)
         spec = None if value is None or value in ({}, [], "") else _read(name, value)
+        if spec is not None and len(spec.text) > MAX_CHARS:
+            raise invalid(name, f"has {len(spec.text):,} characters; at most {MAX_CHARS:,} are compiled.")
         if spec is not None:
             asked[name] = spec
     if len(asked) > 1:

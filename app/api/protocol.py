@@ -61,7 +61,7 @@ class GenerationBody(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
-    bad_words: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    bad_words: list[str] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-_PRIORITIES, le=_PRIORITIES)] | None = None
@@ -154,7 +154,7 @@ class GenerationBody(BaseModel):
             grammar=grammar,
             grammar_param=grammar_param,
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
-            bad_words=tuple(word for word in self.bad_words or () if word),
+            bad_words=stop_strings(self.bad_words, "bad_words"),
             keeps_stop=bool(self.include_stop_str_in_output),
             shows_control_tokens=self.skip_special_tokens is False,
         )

@@ -13,6 +13,8 @@ from app.chat.types import ChatRequest, CompletionRequest, FillIn, LoadedModel, 
 from app.errors import AppError
 from engine.types import ModelInfo, SamplingParams, Standing
 
+_LONGEST_TO_CUT = 16  # contexts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -130,8 +132,9 @@ class _Room:
         return prompt_ids
 
     def admit_at_least(self, prompt_tokens: int) -> None:
-        """As `admit`, for a prompt of which only the least possible length is known yet."""
-        if self.keep_last is None:
+        """As `admit`, for a prompt of which only the least possible length is known yet. One that will be cut may be
+        longer, but making it into tokens takes time all the same."""
+        if self.keep_last is None or prompt_tokens > _LONGEST_TO_CUT * self.info.max_model_len:
             self._check(prompt_tokens, "at least ")
 
     def _check(self, prompt_tokens: int, bound: str = "") -> None:

@@ -12,7 +12,7 @@ from app.chat.template import ChatTemplate
 from app.chat.tokenizer import Tokenizer
 from app.chat.tools.choose import FORMATS
 from app.chat.tools.format import ToolFormat
-from app.chat.types import ChatRequest, Effort, SamplingOptions, ToolSpec
+from app.chat.types import ChatRequest, Effort, Message, SamplingOptions, ToolSpec
 from app.errors import AppError
 from engine.types import SamplingParams
 
@@ -61,7 +61,10 @@ class ModelText:
     def _chat_prompt(
         self, request: ChatRequest, admit_at_least: AdmitAtLeast, tool_format: ToolFormat | None
     ) -> tuple[str, tuple[int, ...]]:
-        text = self._usable_template.render(
+        template = self._usable_template
+        told = (message.content for message in request.messages if message.role in ("system", "user"))
+        admit_at_least(self.tokenizer.fewest_tokens("".join(told)))  # a template takes seconds for a huge conversation
+        text = template.render(
             request.messages,
             tools=request.tools,
             tool_format=tool_format,
@@ -158,6 +161,19 @@ class ModelTexts:
             if self._held is None or self._held.folder != folder:
                 self._held = await asyncio.to_thread(ModelText.load, folder)
             return self._held
+
+
+def text_notes(folder: Path) -> list[str]:
+    """What a user should know of a model before the first chat: that there can be none, and why."""
+    template, fault = _template(folder)
+    try:
+        if template is not None:
+            template.render((Message(role="user", content="Hello"),))
+            return []
+    except AppError as error:
+        fault = error
+    why = fault.text if fault is not None else f"{folder.name} has no chat template."
+    return [f"{why} Chats will be refused; raw completions work."]
 
 
 def _template(folder: Path) -> tuple[ChatTemplate | None, AppError | None]:

@@ -51,7 +51,20 @@ class ChatTemplate:
     @cached_property
     def tool_format(self) -> ToolFormat:
         """How a model with this template writes tool calls, as far as it can be seen."""
-        return choose_format(self.source, self._probe)
+        return choose_format(self.source, lambda: self._probe("") or self._probe(None))
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        probe = (Message(role="user", content="x"),)
+        try:
+            return PROBE_NAME in self._render(probe, (ToolSpec(name=PROBE_NAME),), False, {}, "")
+        except _Refusal:
+            return False
+
+    @cached_property
+    def _empty_contents(self) -> tuple[str | None, ...]:
+        """What a message without text must have as its content for its calls to be shown; () where they never are."""
+        return tuple(empty for empty in ("", None) if PROBE_VALUE in (self._probe(empty) or ""))
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ChatTemplate | None":
@@ -83,20 +96,23 @@ class ChatTemplate:
         Raises AppError (400), with the template's own words, where it takes the messages in no shape
         """
         names = variables or {}
-        has_tools = bool(tools) or any(message.tool_calls or message.role == "tool" for message in messages)
-        if not has_tools:
+        has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
+        if not tools and not has_calls:
             return self._best(messages, (), continue_final_message, names)
-        for empty in ("", None):  # some look for calls only in a message without any content
-            text = self._shown(messages, tools, continue_final_message, names, empty)
-            if text is not None:
-                return text
+        text = None
+        if self._shows_tools or not tools:
+            empties = self._empty_contents if has_calls else ("",)
+            shown = (self._shown(messages, tools, continue_final_message, names, empty) for empty in empties)
+            text = next((text for text in shown if text is not None), None)
+        if text is not None:
+            return text
         plain = told_in_words(messages, tools, tool_format or self.tool_format)
         return self._best(plain, (), continue_final_message, names)
 
     def _shown(
         self, messages: Messages, tools: Sequence[ToolSpec], continues: bool, variables: Names, empty: str | None
     ) -> str | None:
-        """The prompt, if the template has the tools, their calls and their results in it."""
+        """The prompt, if the template takes the messages and has the results of their calls in it."""
         try:
             text = self._best(messages, tools, continues, variables, empty)
         except AppError:
@@ -147,16 +163,18 @@ class ChatTemplate:
             raise _Refusal(str(error)) from error
         return _cut_at_mark(text) if continues else text
 
-    def _probe(self) -> str | None:
-        """A conversation that ends with a call, as the template writes it."""
+    def _probe(self, empty: str | None) -> str | None:
+        """A conversation with a call, as the template writes it; None where it takes none."""
+        user, tools = Message(role="user", content="x"), (ToolSpec(name=PROBE_NAME),)
         call = ToolCall(id="000000000", name=PROBE_NAME, arguments=json.dumps({PROBE_KEY: PROBE_VALUE}))
-        messages = (Message(role="user", content="x"), Message(role="assistant", content="", tool_calls=(call,)))
-        try:
-            return self._render(
-                (*messages, Message(role="user", content="x")), (ToolSpec(name=PROBE_NAME),), False, {}, ""
-            )
-        except _Refusal:
-            return None
+        called = Message(role="assistant", content="", tool_calls=(call,))
+        result, said = Message(role="tool", content="x", tool_call_id=call.id), Message(role="assistant", content="x")
+        for messages in ((user, called, result, said, user), (user, called, user)):
+            try:
+                return self._render(messages, tools, False, {}, empty)
+            except _Refusal:
+                continue
+        return None
 
 
 class _Refusal(Exception):

@@ -127,7 +127,7 @@ class Catalog:
         raise AppError(
             404,
             "model_not_found",
-            f"{name!r} is no catalogue id, no alias, no repository (owner/name) and no folder.",
+            f"{name[:200]!r} is no catalogue id, no alias, no repository (owner/name) and no folder.",
             hint=f"{guess}There are: {', '.join(entry.id for entry in self.entries)}.",
             param="model",
         )

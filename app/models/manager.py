@@ -188,14 +188,22 @@ class ModelManager:
     """Implements `app.chat.types.ModelSource` and `app.api.models.Shelf`. Lives on one event loop.
 
     start_engine  EngineClient.start, or a scripted one in tests
+    text_notes    what is odd about the text side of a model's folder, in words; said once it is loaded
     """
 
     def __init__(
-        self, settings: Settings, shelf: Shelf, start_engine: StartEngine, *, retry_pause_s: float = RETRY_PAUSE_S
+        self,
+        settings: Settings,
+        shelf: Shelf,
+        start_engine: StartEngine,
+        *,
+        text_notes: Callable[[Path], Sequence[str]] = lambda folder: (),
+        retry_pause_s: float = RETRY_PAUSE_S,
     ) -> None:
         self._settings = settings
         self._shelf = shelf
         self._start_engine = start_engine
+        self._text_notes = text_notes
         self._retry_pause_s = retry_pause_s
         self._load: _Load | None = None
         self._unloading: asyncio.Task[None] | None = None
@@ -383,7 +391,7 @@ class ModelManager:
             _engine_config(self._settings, folder),
             on_loading=load.show,
         )
-        for note in engine.memory.notes:
+        for note in (*engine.memory.notes, *await in_daemon_thread(lambda: self._text_notes(folder))):
             _log.warning("%s: %s", entry.id, note)
         return ReadyModel(
             id=entry.id,

@@ -33,6 +33,10 @@ class Lark:
             return self.tag(text)
         return f"{self.rule('free', _ANY)} {self.tag(text)}" if self.is_token(text) else self.text_until("free", text)
 
+    def join(self, rule: str, between: str) -> str:
+        """One or more of a rule that begins with `opening`. Free text has what stands between them in it already."""
+        return f"{rule}+" if self._is_lazy else f"{rule} ({literal(between)} {rule})*"
+
     def is_token(self, text: str) -> bool:
         return self._token_id(text) is not None
 

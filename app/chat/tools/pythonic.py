@@ -50,8 +50,15 @@ class Pythonic(ToolFormat):
         return f"[{', '.join(_written(name, arguments) for name, arguments in calls)}]"
 
     def grammar(self, tools: Sequence[ToolSpec], lark: Lark, *, several: bool) -> str:
-        rule = lark.rule("call", alternatives([_call(index, tool, lark) for index, tool in enumerate(tools)]))
-        return f'"[" {rule} (", " {rule})* "]"' if several else f'"[" {rule} "]"'
+        """A name stands in one string with what comes before it: what may be text as well is told by the longest."""
+        inside = [lark.rule(f"inside_{index}", _inside(index, tool, lark)) for index, tool in enumerate(tools)]
+
+        def calls(lead: str) -> str:
+            heads = (literal(f"{lead}{tool.name}(") for tool in tools)
+            return alternatives([f"{head} {rest}" for head, rest in zip(heads, inside, strict=True)])
+
+        first, others = lark.rule("first", calls("[")), lark.rule("others", calls(", "))
+        return f'{first} {others}* "]"' if several else f'{first} "]"'
 
     def call_pattern(self) -> str:
         return rf"[ \n]*(\[[ \n]*[A-Za-z_][A-Za-z0-9_.\-]*\(|{escaped(_FENCE)}|<\|python_start).*"
@@ -134,7 +141,7 @@ def _written(name: str, arguments: Any) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in pairs)})"
 
 
-def _call(index: int, tool: ToolSpec, lark: Lark) -> str:
+def _inside(index: int, tool: ToolSpec, lark: Lark) -> str:
     """Its parameters in the schema's order, the required ones first. Values are JSON, which the parser takes."""
     pairs = []
     for place, (key, schema) in enumerate(properties_of(tool).items()):
@@ -144,8 +151,8 @@ def _call(index: int, tool: ToolSpec, lark: Lark) -> str:
     others = [rule for is_needed, rule in pairs if not is_needed]
     if not needed and others:
         first, *others = others
-        return f"{literal(tool.name + '(')} ({first} {_each_or_not(others)})? {literal(')')}"
-    return " ".join([literal(tool.name + "("), ' ", " '.join(needed), _each_or_not(others), literal(")")])
+        return f"({first} {_each_or_not(others)})? {literal(')')}"
+    return " ".join([' ", " '.join(needed), _each_or_not(others), literal(")")])
 
 
 def _each_or_not(rules: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ class QwenXml(ToolFormat):
         functions = [_function(index, tool, lark) for index, tool in enumerate(tools)]
         body = lark.rule("body", alternatives(functions))
         rule = lark.rule("call", f'{lark.opening(_OPEN)} "\\n" {body} "\\n" {lark.tag(_CLOSE)}')
-        return f'{rule} ("\\n" {rule})*' if several else rule
+        return lark.join(rule, "\n") if several else rule
 
 
 def _read_name(source: Source) -> Steps[str | None]:

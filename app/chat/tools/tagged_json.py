@@ -62,7 +62,7 @@ class TaggedJson(ToolFormat):
         call = [lark.opening(self._opening), *self._space(), inner, *self._space()]
         call += [lark.tag(self._closing)] if self._closing else []
         rule = lark.rule("call", " ".join(call))
-        return f'{rule} ("\\n" {rule})*' if several and not self._is_list else rule
+        return lark.join(rule, "\n") if several and not self._is_list else rule
 
     def _space(self) -> list[str]:
         return [literal(self._layout)] if self._layout else []
