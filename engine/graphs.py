@@ -19,7 +19,7 @@ from engine.model.ffn import Moe
 from engine.model.kv_cache import KVCache
 from engine.model.spec import ModelSpec
 from engine.plan import BatchPlan, ScheduledSequence
-from engine.sampling.vocabulary import argmax
+from engine.sampling.sampler import Sampler
 
 BUCKETS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
 _LENGTHS = (1024, 4096, 16384, 65536)  # and the model's own
@@ -31,7 +31,7 @@ _LIBRARY_BYTES, _SMALL_BYTES = 40 << 20, 6 << 20
 
 
 class Decoded(NamedTuple):
-    """logits [rows, vocab] fp32; token_ids [rows] int64, the likeliest; slots [rows] int64, which hold them now."""
+    """logits [rows, vocab] fp32; token_ids [rows] int64, chosen; slots [rows] int64, which hold them now."""
 
     logits: torch.Tensor
     token_ids: torch.Tensor
@@ -49,6 +49,7 @@ class DecodeGraphs:
         self,
         decoder: Decoder,
         cache: KVCache,
+        sampler: Sampler,
         last_token_ids: torch.Tensor,
         record: Record,
         *,
@@ -57,7 +58,7 @@ class DecodeGraphs:
     ) -> None:
         """last_token_ids [slots + 1] int64: what each slot sampled last; the last one is nobody's."""
         self._decoder, self._cache, self._record = decoder, cache, record
-        self._last_token_ids = last_token_ids
+        self._sampler, self._last_token_ids = sampler, last_token_ids
         max_num_seqs = last_token_ids.shape[0] - 1
         self._max_rows = most_rows(max_num_seqs)
         self._widths = tuple(-(-length // block_size) for length in (*_shorter_than(max_len), max_len))
@@ -82,7 +83,7 @@ class DecodeGraphs:
         return len(plan.sequences) <= self._max_rows and all(map(_decodes, plan.sequences))
 
     def run(self, plan: BatchPlan) -> Decoded:
-        """Start the step; rows are the plan's sequences. The likeliest ids are in their slots when it is done."""
+        """Start the step; rows are the plan's sequences. The chosen ids are in their slots when it is done."""
         sequences = plan.sequences
         self._place_known_ids(sequences)
         rows = BUCKETS[bisect_left(BUCKETS, len(sequences))]
@@ -101,9 +102,8 @@ class DecodeGraphs:
             token_ids = self._last_token_ids.index_select(0, slots)
             hidden = self._decoder.hidden(replace(batch, token_ids=token_ids), self._cache)
             logits = self._decoder.logits(hidden)
-            sampled = argmax(logits)
-            self._last_token_ids.index_copy_(0, slots, sampled)
-            return Decoded(logits, sampled, slots)
+            chosen = self._sampler.choose(logits, slots, batch.seq_lens, self._last_token_ids)
+            return Decoded(logits, chosen, slots)
 
         decoded = step()
         self._recorded[rows, width] = self._record(step)

@@ -80,8 +80,9 @@ class ModelRunner:
         return self._landings.send(sampled, prompts, embeddings)
 
     def _decode(self, graphs: DecodeGraphs, plan: BatchPlan) -> Sampled:
+        only_chooses = self._sampler.only_chooses(plan.sequences)  # before the step, which reads their parameters
         logits, token_ids, slots = graphs.run(plan)
-        if self._sampler.wants_likeliest(plan.sequences):
+        if only_chooses:
             return Sampled(token_ids)
         sampled = self._sampler.sample(logits, plan.sequences)
         self._last_token_ids[slots] = sampled.token_ids
@@ -217,11 +218,11 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
     report = replace(plan.report, kv_bytes=cache.num_bytes, notes=(*notes, *plan.report.notes, *angle_notes))
     last_token_ids = torch.zeros(info.max_num_seqs + 1, dtype=torch.int64, device=device.torch)
+    sampler = _sampler(info, device)
     graphs = None
     if pool_bytes:
         size = {"max_len": info.max_model_len, "block_size": config.block_size}
-        graphs = DecodeGraphs(decoder, cache, last_token_ids, Capture(pool_bytes), **size)
-    sampler = _sampler(info, device)
+        graphs = DecodeGraphs(decoder, cache, sampler, last_token_ids, Capture(pool_bytes), **size)
     runner = ModelRunner(decoder, cache, sampler, grammars, device, info, report, last_token_ids, graphs)
 
     on_progress("warming up", 0.95)

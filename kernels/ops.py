@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import reference
+from kernels.choices import Choices
 from kernels.device import Device
 from kernels.gpu.planar import PlanarWeight, can_hold, pack_planar
 from kernels.paged_kv import PagedKV
@@ -47,7 +48,15 @@ def _cpu() -> ModuleType:
 @cache
 def _gpu() -> ModuleType:
     import kernels.gpu
-    from kernels.gpu import activation, embedding, moe, norm, w4_gemm  # noqa: F401 (found as its attributes)
+    from kernels.gpu import (  # noqa: F401 (found as its attributes)
+        activation,
+        embedding,
+        moe,
+        norm,
+        rope_kv,
+        sample,
+        w4_gemm,
+    )
 
     return kernels.gpu
 
@@ -137,6 +146,7 @@ def rope_write_kv(
     cos_sin: torch.Tensor,
     cache: PagedKV,
     slot_mapping: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> None:
     """Rotate queries and keys in place (half-split form of Su et al. 2021), then store keys and values in their slots.
 
@@ -146,9 +156,15 @@ def rope_write_kv(
     positions     [tokens] int64
     cos_sin       [max_len, 2, rotary_dim / 2] fp32; the first rotary_dim numbers of a head are rotated, the rest stay
     slot_mapping  [tokens] int64, block * block_size + offset in the block; -1 for a token that is not stored
+    norms         weights [head_dim] of queries and of keys, and eps: each head goes through `rms_norm` before; or None
     """
-    kernel = _cpu().rope if _on_cpu(heads) and _on_cpu(cache.keys) else reference
-    kernel.rope_write_kv(heads, num_heads, positions, cos_sin, cache, slot_mapping)
+    if _on_card(heads):
+        _gpu().rope_kv.rope_write_kv(heads, num_heads, positions, cos_sin, cache, slot_mapping, norms)
+    elif _on_cpu(heads) and _on_cpu(cache.keys):
+        reference.norm_heads(heads, num_heads, cache.num_kv_heads, norms)
+        _cpu().rope.rope_write_kv(heads, num_heads, positions, cos_sin, cache, slot_mapping)
+    else:
+        reference.rope_write_kv(heads, num_heads, positions, cos_sin, cache, slot_mapping, norms)
 
 
 def paged_attention(
@@ -258,3 +274,26 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         y = _cpu().dense.linear(x.contiguous(), weight)
         return y if bias is None else y + bias
     return reference.linear(x, weight, bias)
+
+
+def chooses_tokens(device: torch.device) -> bool:
+    """Whether `choose_tokens` works there."""
+    return device.type == "cuda" and not _REFERENCE_ONLY
+
+
+def choose_tokens(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    choices: Choices,
+    last_token_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A token for each row by its slot's parameters, on a card; `engine/sampling/` defines it, and does it elsewhere.
+
+    logits          [rows, vocab] fp32, contiguous; they stay as they are
+    slots           [rows] int32 or int64; -1 is a row that nobody asked for: its token is 0
+    positions       [rows] int32 or int64: of the tokens that are chosen
+    last_token_ids  [slots] int64, where each slot's token is written too; None writes it nowhere else
+    Returns         [rows] int64
+    """
+    return _gpu().sample.choose_tokens(logits, slots, positions, choices, last_token_ids)

@@ -50,6 +50,17 @@ def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> tor
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
+def norm_heads(
+    heads: torch.Tensor, num_heads: int, num_kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor, float] | None
+) -> None:
+    """Normalise the queries and keys among heads, in place; norms as `ops.rope_write_kv`."""
+    if norms is not None:
+        q_weight, k_weight, eps = norms
+        queries, keys = heads.narrow(1, 0, num_heads), heads.narrow(1, num_heads, num_kv_heads)
+        queries.copy_(rms_norm(queries, q_weight, eps))
+        keys.copy_(rms_norm(keys, k_weight, eps))
+
+
 def rope_write_kv(
     heads: torch.Tensor,
     num_heads: int,
@@ -57,8 +68,10 @@ def rope_write_kv(
     cos_sin: torch.Tensor,
     cache: PagedKV,
     slot_mapping: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> None:
     """See `ops.rope_write_kv`."""
+    norm_heads(heads, num_heads, cache.num_kv_heads, norms)
     rotated = heads[:, : num_heads + cache.num_kv_heads]
     rotated.copy_(rope(rotated, positions, cos_sin))
     is_stored = slot_mapping >= 0

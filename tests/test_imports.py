@@ -40,7 +40,7 @@ _TORCH_HALF = (
         "engine.model",
     ),
     *("engine.weights", "engine.quant", "kernels.ops", "kernels.device", "kernels.w4", "kernels.paged_kv"),
-    "kernels.virtual_memory",
+    *("kernels.choices", "kernels.virtual_memory"),
 )
 _WORDS = ("engine.types", "engine.errors")
 _BELOW = ("app.errors", "app.settings", "app.background")

@@ -32,14 +32,10 @@ class Attention:
         """x [tokens, hidden] -> [tokens, hidden]; writes the tokens' keys and values into the cache."""
         spec = self.spec
         heads = self.qkv(x).view(x.shape[0], -1, spec.head_dim)  # queries, then keys, then values
-        queries = heads.narrow(1, 0, spec.num_heads)
-        if self.norms is not None:
-            keys = heads.narrow(1, spec.num_heads, spec.num_kv_heads)
-            queries.copy_(ops.rms_norm(queries, self.norms.q, self.norms.eps))
-            keys.copy_(ops.rms_norm(keys, self.norms.k, self.norms.eps))
-        ops.rope_write_kv(heads, spec.num_heads, batch.positions, cos_sin, cache, batch.slot_mapping)
+        norms = None if self.norms is None else (self.norms.q, self.norms.k, self.norms.eps)
+        ops.rope_write_kv(heads, spec.num_heads, batch.positions, cos_sin, cache, batch.slot_mapping, norms)
         attended = ops.paged_attention(
-            queries,
+            heads.narrow(1, 0, spec.num_heads),
             cache,
             batch.block_table,
             batch.seq_lens,

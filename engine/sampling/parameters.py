@@ -3,6 +3,7 @@
 Made when the rows of a batch change, not each step. What no row asks for is None and costs nothing.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -37,18 +38,13 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
-    """
+class Draws:
+    """How torch chooses the tokens; a kernel that does it reads `kernels.choices.Choices` instead.
+
     num_rows     of the batch
     seeds        [rows] int64
     temperature  [rows, 1] fp32, 1 for greedy rows; None if it is 1 for all
     drawn        rows that are drawn from the whole vocabulary, int64; truncated: among the likeliest
-    bias         what is added
-    bans         tokens that may not come before position `values`
-    allowed      rows, and what is added to their logits: 0 to the tokens that may come, -inf to others [n, vocab]
-    grammars     rows with a grammar
-    logprobs     rows whose log-probabilities are asked
-    logprob_counts  of how many likeliest tokens each of those
     """
 
     num_rows: int
@@ -57,6 +53,27 @@ class Parameters:
     drawn: torch.Tensor | None
     truncated: torch.Tensor | None
     truncation: Truncation | None
+
+    @property
+    def are_greedy(self) -> bool:
+        return self.drawn is None and self.truncated is None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """
+    slots        [rows] int64
+    draws        None where a kernel chooses
+    bias         what is added
+    bans         tokens that may not come before position `values`
+    allowed      rows, and what is added to their logits: 0 to the tokens that may come, -inf to others [n, vocab]
+    grammars     rows with a grammar
+    logprobs     rows whose log-probabilities are asked
+    logprob_counts  of how many likeliest tokens each of those
+    """
+
+    slots: torch.Tensor
+    draws: Draws | None
     penalties: Penalties | None
     bias: Entries | None
     bans: Entries | None
@@ -66,25 +83,25 @@ class Parameters:
     logprob_counts: tuple[int, ...]
 
     @property
-    def is_plain(self) -> bool:
-        """Every row takes its likeliest token, as the logits are."""
-        asked = (self.drawn, self.truncated, self.penalties, self.bias, self.bans, self.allowed, self.grammars)
-        return self.logprobs is None and all(part is None for part in asked)
+    def only_chooses(self) -> bool:
+        """Nothing is done to the logits, and nothing asked of them but a token."""
+        asked = (self.penalties, self.bias, self.bans, self.allowed, self.grammars, self.logprobs)
+        return all(part is None for part in asked)
 
 
 def parameters_of(
-    rows: Sequence[ScheduledSequence], vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
+    rows: Sequence[ScheduledSequence],
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
+    device: torch.device,
+    *,
+    with_draws: bool,
 ) -> Parameters:
     make = _Maker(rows, vocab_size, eos_token_ids, device)
-    truncated = make.where(lambda params: not _is_greedy(params) and _truncates(params, vocab_size))
     with_logprobs = make.where(lambda params: params.logprobs is not None)
     return Parameters(
-        num_rows=len(rows),
-        seeds=make.ints([row.seed for row in rows]),
-        temperature=make.temperature(),
-        drawn=make.index(make.where(lambda params: not (_is_greedy(params) or _truncates(params, vocab_size)))),
-        truncated=make.index(truncated),
-        truncation=make.truncation(truncated) if truncated else None,
+        slots=make.ints([row.slot for row in rows]),
+        draws=make.draws() if with_draws else None,
         penalties=make.penalties(make.where(has_penalties)),
         bias=make.bias(),
         bans=make.bans(),
@@ -97,6 +114,13 @@ def parameters_of(
 
 def has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+def choice_of(params: SamplingParams, vocab_size: int) -> tuple[tuple[float, float, float], int]:
+    """A slot's row of `Choices.numbers`, and its top_k."""
+    temperature = 0.0 if _is_greedy(params) else params.temperature
+    log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
+    return (temperature, params.top_p, log_min_p), min(params.top_k or vocab_size, vocab_size)
 
 
 def _is_greedy(params: SamplingParams) -> bool:
@@ -137,6 +161,18 @@ class _Maker:
 
     def members(self, members: list[int]) -> Members | None:
         return Members(tuple(members), self.ints(members)) if members else None
+
+    def draws(self) -> Draws:
+        truncated = self.where(lambda params: not _is_greedy(params) and _truncates(params, self._vocab_size))
+        drawn = self.where(lambda params: not (_is_greedy(params) or _truncates(params, self._vocab_size)))
+        return Draws(
+            num_rows=len(self._rows),
+            seeds=self.ints([row.seed for row in self._rows]),
+            temperature=self.temperature(),
+            drawn=self.index(drawn),
+            truncated=self.index(truncated),
+            truncation=self.truncation(truncated) if truncated else None,
+        )
 
     def temperature(self) -> torch.Tensor | None:
         values = [1.0 if _is_greedy(params) else params.temperature for params in self._params]

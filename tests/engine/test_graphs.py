@@ -93,6 +93,7 @@ def graphs_of(runner: ModelRunner, record: Callable = as_it_is) -> DecodeGraphs:
     return DecodeGraphs(
         runner._decoder,
         runner._cache,
+        runner._sampler,
         runner._last_token_ids,
         record,
         max_len=runner.info.max_model_len,
