@@ -5,6 +5,7 @@ With `byte_model_folder`, token id = byte, so a test writes an answer as text an
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -135,9 +136,25 @@ class FakeEngine:
             self.running.discard(request_id)
 
 
+def embedding_of(prompt: tuple[int, ...]) -> tuple[float, ...]:
+    """Of length 1, and its own for each pair of first token and length."""
+    angle = prompt[0] + len(prompt) / 10
+    return (math.sin(angle), math.cos(angle) * 0.6, math.cos(angle) * 0.8, 0.0)
+
+
 async def _events(
     script: Script, request_id: str, prompt: tuple[int, ...], params: SamplingParams
 ) -> AsyncGenerator[TokenEvent, None]:
+    if params.embeds:
+        yield TokenEvent(
+            request_id=request_id,
+            token_id=0,
+            finish_reason=FinishReason.LENGTH,
+            num_prompt_tokens=len(prompt),
+            times=script.times,
+            embedding=embedding_of(prompt),
+        )
+        return
     sampled = [*script.token_ids, *([EOS] if script.finish is FinishReason.STOP else [])]
     stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
     for index, token_id in enumerate(sampled):

@@ -30,6 +30,7 @@ class Answer:
     stop_reason: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    embedding: tuple[float, ...] = ()
     _calls: list[list[ToolCallDelta]] = field(default_factory=list)
 
     def add(self, delta: ChatDelta) -> None:
@@ -45,6 +46,7 @@ class Answer:
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
             self.usage, self.timings = delta.usage, delta.timings
+            self.embedding = delta.embedding
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -84,14 +86,29 @@ def parts_of(delta: ChatDelta) -> Iterator[Part]:
         yield Part("call", call.arguments, call.index, call if call.id is not None else None)
 
 
-class Dialect(Protocol):
-    """The answers of one request on the wire. One object a request, as it may keep what it has said.
+class WholeDialect(Protocol):
+    """The answers of one request on the wire, all at once. One object a request.
 
-    choices      answers a prompt; the answers of one prompt come in a row
-    stream_type  Content-Type of a stream
+    choices   answers a prompt; the answers of one prompt come in a row
     """
 
     choices: int
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """Raises AppError where they are not what was asked."""
+        ...
+
+    def refusal(self, error: AppError) -> Response:
+        """The reply to a request that failed before its first byte."""
+        ...
+
+
+class Dialect(WholeDialect, Protocol):
+    """The same as a stream too. It may keep what it has said.
+
+    stream_type  Content-Type of a stream
+    """
+
     stream_type: str
 
     def opening(self) -> Iterable[bytes]:
@@ -112,14 +129,6 @@ class Dialect(Protocol):
 
     def failure(self, error: AppError) -> Iterable[bytes]:
         """What a stream ends with instead, where it failed after its headers."""
-        ...
-
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The reply that is no stream."""
-        ...
-
-    def refusal(self, error: AppError) -> Response:
-        """The reply to a request that failed before its first byte."""
         ...
 
 

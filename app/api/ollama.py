@@ -16,11 +16,12 @@ from starlette.responses import JSONResponse
 
 from app.api.body import body_schema, read_body
 from app.api.dialect import Answer, arguments_of, parts_of
+from app.api.embeddings import InputBody, Vectors
 from app.api.errors import error_response, ollama_body
 from app.api.ids import engine_request_id
 from app.api.models import ModelCard, Shelf, card_of
 from app.api.ollama_wire import ChatBody, GenerateBody, OllamaBody, plain_name
-from app.api.stream import AnswerReply
+from app.api.stream import AnswerReply, WholeReply
 from app.chat.service import ChatService
 from app.chat.types import ChatDelta, ChatRequest, ToolCall, ToolCallDelta, Usage
 from app.errors import AppError
@@ -36,6 +37,10 @@ class ShowBody(BaseModel):
 
     model: str | None = None
     name: str | None = None
+
+
+class EmbedBody(InputBody):
+    """A text that is too long is refused and never cut, whatever `truncate` says."""
 
 
 def ollama_router(service: ChatService, shelf: Shelf) -> APIRouter:
@@ -76,6 +81,13 @@ def ollama_router(service: ChatService, shelf: Shelf) -> APIRouter:
         asked = body.request(engine_request_id(request))
         source = service.stream(asked) if isinstance(asked, ChatRequest) else service.complete(asked)
         return AnswerReply([source], dialect, stream=body.wants_stream)
+
+    @router.post("/embed", openapi_extra=body_schema(EmbedBody))
+    async def embed(request: Request) -> Response:
+        body = await read_body(request, EmbedBody)
+        dialect = OllamaEmbed(body.model or shelf.health().model, body.dimensions)
+        sources = [service.embed(asked) for asked in body.requests(engine_request_id(request), plain_name(body.model))]
+        return WholeReply(sources, dialect)
 
     return router
 
@@ -178,6 +190,26 @@ class OllamaGenerate(OllamaChat):
 
     def _said(self, text: str, reasoning: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
         return {"response": text} | ({"thinking": reasoning} if reasoning else {})
+
+
+class OllamaEmbed(Vectors):
+    """The WholeDialect of /api/embed."""
+
+    def __init__(self, model: str, dimensions: int | None) -> None:
+        super().__init__(model, dimensions)
+        self._began_ns = time.perf_counter_ns()
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "embeddings": self.vectors(answers),
+            "total_duration": time.perf_counter_ns() - self._began_ns,
+            "load_duration": 0,
+            "prompt_eval_count": self.prompt_tokens(answers),
+        }
+
+    def refusal(self, error: AppError) -> Response:
+        return error_response(error, "/api/")
 
 
 def _end_of(delta: ChatDelta) -> Answer:

@@ -12,6 +12,7 @@ from app.api.chat import chat_router
 from app.api.completions import completions_router
 from app.api.discovery import discovery_router
 from app.api.door import LOOPBACK_HOSTS, Door
+from app.api.embeddings import embeddings_router
 from app.api.errors import echo, error_response
 from app.api.fim import fim_router
 from app.api.guard import Guard
@@ -68,6 +69,7 @@ def install(
         messages_router(service, shelf),
         responses_router(service, shelf),
         ollama_router(service, shelf),
+        embeddings_router(service, shelf),
         loading_router(shelf),  # before the list, which takes every path below /models
         models_router(shelf),
         memory_router(shelf),

@@ -16,7 +16,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.dialect import Answer, Dialect
+from app.api.dialect import Answer, Dialect, WholeDialect
 from app.api.errors import internal_error
 from app.chat.types import ChatDelta
 from app.errors import AppError
@@ -30,21 +30,19 @@ _log = logging.getLogger("fireside.api")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class AnswerReply(Response):
-    """The reply to a generation request.
+class WholeReply(Response):
+    """The reply to a request, as one JSON object.
 
     sources   an iterator for each answer, `dialect.choices` for each prompt; not started yet
     """
 
-    def __init__(self, sources: Sequence[AsyncGenerator[ChatDelta, None]], dialect: Dialect, *, stream: bool) -> None:
+    def __init__(self, sources: Sequence[AsyncGenerator[ChatDelta, None]], dialect: WholeDialect) -> None:
         super().__init__()
         self._sources = sources
-        self._dialect = dialect
-        self._stream = stream
+        self._whole_dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = self._as_stream if self._stream else self._as_whole
-        work = asyncio.create_task(reply(scope, receive, send))
+        work = asyncio.create_task(self._reply(scope, receive, send))
         gone = asyncio.create_task(_client_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -53,16 +51,29 @@ class AnswerReply(Response):
         if not work.cancelled():
             work.result()
 
-    async def _as_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers = [Answer() for _ in self._sources]
-        async with Merged(self._sources, self._dialect.choices) as merged:
+        async with Merged(self._sources, self._whole_dialect.choices) as merged:
             try:
                 while merged.open:
                     index, delta = await merged.next()
                     answers[index].add(delta)
-                reply = Response(orjson.dumps(self._dialect.whole(answers)), media_type="application/json")
+                reply = Response(orjson.dumps(self._whole_dialect.whole(answers)), media_type="application/json")
             except Exception as error:
-                reply = self._dialect.refusal(_app_error(error))
+                reply = self._whole_dialect.refusal(_app_error(error))
+        await reply(scope, receive, send)
+
+
+class AnswerReply(WholeReply):
+    """The same, or a stream."""
+
+    def __init__(self, sources: Sequence[AsyncGenerator[ChatDelta, None]], dialect: Dialect, *, stream: bool) -> None:
+        super().__init__(sources, dialect)
+        self._dialect = dialect
+        self._stream = stream
+
+    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = self._as_stream if self._stream else super()._reply
         await reply(scope, receive, send)
 
     async def _as_stream(self, scope: Scope, receive: Receive, send: Send) -> None:

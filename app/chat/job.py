@@ -9,7 +9,7 @@ from app.chat.detokenizer import Detokenizer
 from app.chat.fim import fim_prompt
 from app.chat.grammars import after_thinking, chat_options, plain_options
 from app.chat.model_text import ModelText
-from app.chat.types import ChatRequest, CompletionRequest, FillIn, LoadedModel, SamplingOptions
+from app.chat.types import ChatRequest, CompletionRequest, EmbeddingRequest, FillIn, LoadedModel, SamplingOptions
 from app.errors import AppError
 from engine.types import ModelInfo, SamplingParams, Standing
 
@@ -83,6 +83,20 @@ async def completion_job(request: CompletionRequest, model: LoadedModel, text: M
         reports_progress=request.reports_progress,
         returns_prompt_ids=request.returns_prompt_ids,
     )
+
+
+async def embedding_prompt(request: EmbeddingRequest, model: LoadedModel, text: ModelText) -> tuple[int, ...]:
+    """The ids of what is made into a vector. Raises AppError: 400, or 404 where the model's vectors mean nothing."""
+    if not text.embeds:
+        raise AppError(
+            404,
+            "no_embeddings",
+            f"`{model.id}` writes text; its vectors do not stand for texts.",
+            hint="Load an embedding model, such as Qwen/Qwen3-Embedding-0.6B.",
+            param="model",
+        )
+    room = _Room(model.info, None, "input")
+    return room.admit(await _plain_prompt(request.prompt, text, room))
 
 
 def _detokenizer(text: ModelText, options: SamplingOptions, tags: Sequence[str]) -> Detokenizer:
@@ -174,7 +188,7 @@ async def _plain_prompt(prompt: str | tuple[int, ...] | FillIn, text: ModelText,
                 400,
                 "invalid_token_id",
                 f"Token id {token_id} is outside this model's vocabulary of {room.info.vocab_size:,}.",
-                param="prompt",
+                param=room.param,
             )
     return prompt
 

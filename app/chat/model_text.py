@@ -29,6 +29,7 @@ class ModelText:
     template        None where the model has none
     template_fault  why a template that is there cannot be used; raw continuations do without it
     defaults        generation_config.json
+    embeds          its vectors stand for texts: it was trained to that
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class ModelText:
     template: ChatTemplate | None
     template_fault: AppError | None
     defaults: Mapping[str, Any]
+    embeds: bool
 
     @classmethod
     def load(cls, folder: Path) -> "ModelText":
@@ -47,6 +49,8 @@ class ModelText:
             template=template,
             template_fault=fault,
             defaults=read_json_if_there(folder / "generation_config.json"),
+            # sentence-transformers' list of what follows the decoder; the engine has seen that it can compute it.
+            embeds=(folder / "modules.json").is_file(),
         )
 
     async def chat_prompt(

@@ -13,13 +13,23 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from app.chat.answer import AnswerText, Spoken
-from app.chat.job import Job, chat_job, completion_job
+from app.chat.job import Job, chat_job, completion_job, embedding_prompt
 from app.chat.model_text import ModelText, ModelTexts
 from app.chat.scores import Scores
-from app.chat.types import ChatDelta, ChatRequest, CompletionRequest, LoadedModel, ModelSource, Progress, Timings, Usage
+from app.chat.types import (
+    ChatDelta,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    LoadedModel,
+    ModelSource,
+    Progress,
+    Timings,
+    Usage,
+)
 from app.errors import AppError, from_engine_error
 from engine.errors import EngineError
-from engine.types import FinishReason, RequestTimes, TokenEvent
+from engine.types import FinishReason, RequestClass, RequestTimes, SamplingParams, Standing, TokenEvent
 
 _log = logging.getLogger("fireside.chat")
 
@@ -77,6 +87,9 @@ class TurnObserver(Protocol):
     def ended(self, turn: TurnRecord) -> None: ...
 
 
+_IN_BACKGROUND = Standing(request_class=RequestClass.BACKGROUND)  # its cache is of no use to anybody
+
+
 class ChatService:
     """Answers requests with the models of `source`. One for the API and the page; any number of turns at once."""
 
@@ -108,6 +121,21 @@ class ChatService:
             async with aclosing(self._answer(turn, model, text, job)) as deltas:
                 async for delta in deltas:
                     yield delta
+
+    async def embed(self, request: EmbeddingRequest) -> AsyncGenerator[ChatDelta, None]:
+        """The vector of a text, in the second delta of two; the first says, as in `stream`, that it is accepted."""
+        async with self._turn(request.request_id, request.model) as turn:
+            model, text = await self.text_of(request.model)
+            turn.model = model.id
+            prompt_ids = await embedding_prompt(request, model, text)
+            yield ChatDelta()
+            asked = SamplingParams(max_tokens=1, embeds=True)
+            async with aclosing(model.engine.submit(turn.request_id, prompt_ids, asked, _IN_BACKGROUND)) as events:
+                async for event in events:
+                    self._count(turn, event)
+                    if event.embedding is not None:
+                        turn.reason, turn.completion_tokens = "stop", 0  # the token that came along says nothing
+                        yield ChatDelta(embedding=event.embedding, finish_reason="stop", usage=_usage(turn))
 
     async def text_of(self, model: str) -> tuple[LoadedModel, ModelText]:
         """A model that can answer, and what its folder says about text. Waits for a load. Raises AppError."""

@@ -159,6 +159,15 @@ class CompletionRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest:
+    """A text, or token ids, to be made into a vector."""
+
+    request_id: str
+    model: str
+    prompt: str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     prompt_tokens: int
     completion_tokens: int
@@ -228,6 +237,7 @@ class ChatDelta:
     progress       of the prompt; such a delta has nothing else
     finish_reason  tool_calls: the model has ended its answer, and there are calls in it
     stop_reason    with "stop": the stop string of the request that was met; None where the model ended by itself
+    embedding      of length 1: all that answers an EmbeddingRequest
     """
 
     text: str = ""
@@ -241,6 +251,7 @@ class ChatDelta:
     stop_reason: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    embedding: tuple[float, ...] = ()
 
     @property
     def is_empty(self) -> bool:
