@@ -50,6 +50,7 @@ def _gpu() -> ModuleType:
     import kernels.gpu
     from kernels.gpu import (  # noqa: F401 (found as its attributes)
         activation,
+        attention,
         embedding,
         moe,
         norm,
@@ -73,7 +74,7 @@ def prepare(device: Device) -> None:
 
 def waits_for_nothing() -> bool:
     """Whether no op on a card makes the host wait for it: then a step can be captured in a CUDA graph."""
-    return False  # attention on a card is still the reference, which asks for the lengths
+    return False  # the cache is still written by the reference, which asks for the slots that are none
 
 
 def record(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Recording | None]:
@@ -198,6 +199,19 @@ def paged_attention(
         raise ValueError(f"{q.shape[1]} query heads over {cache.num_kv_heads} KV heads")
     if _on_cpu(q) and _on_cpu(cache.keys) and softcap is None and _cpu().attention.fits(cache):
         return _cpu().attention.paged_attention(q, cache, block_table, seq_lens, cu_seqlens_q, scale, window)
+    if _on_card(q) and _gpu().attention.fits(q, cache):
+        return _gpu().attention.paged_attention(
+            q,
+            cache,
+            block_table,
+            seq_lens,
+            cu_seqlens_q,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+        )
     return reference.paged_attention(
         q, cache, block_table, seq_lens, cu_seqlens_q, scale=scale, window=window, softcap=softcap
     )
