@@ -399,11 +399,6 @@ _PROMPT_TILES = {
 }
 
 
-def fits(q: torch.Tensor, cache: PagedKV) -> bool:
-    """Whether the kernels can take the shapes: heads of up to 256 numbers, up to 64 of them to a KV head."""
-    return cache.head_dim <= 256 and q.shape[1] // cache.num_kv_heads <= 64
-
-
 def paged_attention(
     q: torch.Tensor,
     cache: PagedKV,
@@ -417,7 +412,9 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """See `ops.paged_attention`. Heads of q may lie in a wider tensor."""
+    """See `ops.paged_attention`. Heads of q may lie in a wider tensor. Raises ValueError for a head_dim above 256."""
+    if cache.head_dim > 256:
+        raise ValueError(f"head_dim is {cache.head_dim}; the card's kernels take up to 256. REFERENCE=1 takes any.")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     call = _Call(q, cache, block_table, seq_lens, cu_seqlens_q, out, scale, window or 0, softcap)
     if max_query_len > MAX_SPLIT_QUERIES:
