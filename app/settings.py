@@ -54,6 +54,7 @@ class Settings:
     max_num_seqs: int
     max_num_batched_tokens: int | None
     gpu_memory_utilization: float
+    gpu_memory_gb: float | None
     kv_cache_dtype: str
     kv_gb: float | None
     api_key: tuple[str, ...] = field(repr=False)
@@ -289,6 +290,14 @@ TABLE: tuple[Setting, ...] = (
         help="share of the GPU's memory that may be used",
     ),
     Setting(
+        name="gpu_memory_gb",
+        default=None,
+        read=_number(0.0),
+        allowed="a number of GB above 0",
+        help="act as a GPU with so many GB (24 for a 3090 or 4090)",
+        default_text="all that the card has",
+    ),
+    Setting(
         name="kv_cache_dtype",
         default="auto",
         read=_choice(*_KV_CACHE_DTYPES),
@@ -300,8 +309,8 @@ TABLE: tuple[Setting, ...] = (
         default=None,
         read=_number(0.0),
         allowed="a number of GB above 0",
-        help="size of the KV cache on a CPU, in GB",
-        default_text="a quarter of free memory, at most 4",
+        help="size of the KV cache, in GB",
+        default_text="what is left; on a CPU a quarter of free memory, at most 4",
     ),
     Setting(
         name="api_key",

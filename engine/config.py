@@ -25,7 +25,9 @@ class EngineConfig:
     scheduler_policy        fcfs: by arrival; priority: by class and priority, which without either is by arrival too
     target_itl_ms           time between two tokens of a running answer that new prompts should not exceed
     gpu_memory_utilization  share of the card's total memory that this engine may use, 0 < x <= 1 (CUDA)
-    kv_gb                   KV cache in GB (1e9 bytes) on a CPU; None takes a quarter of free memory, at most 4
+    gpu_memory_gb           memory of the card to act as, in GB as cards are sold (2**30 bytes); None is the card's own
+    kv_gb                   KV cache in GB (1e9 bytes), on a card at most; None takes what is left there, and on a CPU a
+                            quarter of free memory, at most 4
     kv_cache_dtype          auto follows dtype; int8 has a scale per token and head
     seed                    base of the seeds drawn for requests that bring none; None is fresh each start
     num_threads             CPU threads; None takes every core this process may use
@@ -42,6 +44,7 @@ class EngineConfig:
     scheduler_policy: str = "priority"
     target_itl_ms: float = 50.0
     gpu_memory_utilization: float = 0.90
+    gpu_memory_gb: float | None = None
     kv_gb: float | None = None
     kv_cache_dtype: str = "auto"
     block_size: int = 16

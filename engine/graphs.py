@@ -15,9 +15,8 @@ import torch
 from engine.decode_inputs import DecodeInputs
 from engine.forward import on_device
 from engine.model.decoder import Decoder
-from engine.model.ffn import Moe
 from engine.model.kv_cache import KVCache
-from engine.model.spec import ModelSpec
+from engine.model.spec import ModelSpec, MoeSpec
 from engine.plan import BatchPlan, ScheduledSequence
 from engine.sampling.sampler import Sampler
 
@@ -118,9 +117,9 @@ class DecodeGraphs:
             self._last_token_ids.index_copy_(0, slots, token_ids)
 
 
-def can_be_captured(decoder: Decoder) -> bool:
+def can_be_captured(spec: ModelSpec) -> bool:
     """Experts are chosen on the host, which a graph cannot wait for."""
-    return not any(isinstance(layer.ffn, Moe) for layer in decoder.layers)
+    return not any(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
 
 
 def most_rows(max_num_seqs: int) -> int:

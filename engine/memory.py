@@ -2,6 +2,7 @@
 
 On a card the budget is min(total * gpu_memory_utilization, free at start - reserve); on a CPU the KV cache has a
 budget of its own (`kv_gb`). A default never refuses to start: the pool shrinks, then the context, and `notes` says so.
+The plan is made twice: from a forecast before anything is read, and from what was measured.
 """
 
 from dataclasses import dataclass
@@ -18,15 +19,26 @@ _SMALLEST_CONTEXT = 256  # below this a chat is of no use: better an error than 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Bytes known before the pool is sized: free when the load began, the weights as held, the peak of one step, the
-    memory of captured steps.
+class Parts:
+    """Bytes that are no KV cache, as forecast or as measured; and what was free when the load began.
+
+    weights    as held, with the table of angles
+    workspace  the largest step's, and what the sampler keeps
+    graphs     of captured steps
     """
 
     free_at_start: int
     weights: int
     workspace: int
     graphs: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.workspace + self.graphs
+
+    def in_words(self) -> str:
+        graphs = f", CUDA graphs {_gb(self.graphs)}" if self.graphs else ""
+        return f"weights {_gb(self.weights)}, workspace {_gb(self.workspace)}{graphs}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +47,7 @@ class MemoryPlan:
     max_model_len: int
 
 
-def plan_memory(
-    config: EngineConfig, spec: ModelSpec, device: Device, measured: Measured, token_bytes: int
-) -> MemoryPlan:
+def plan_memory(config: EngineConfig, spec: ModelSpec, device: Device, parts: Parts, token_bytes: int) -> MemoryPlan:
     """token_bytes: of KV cache, over all layers.
 
     Raises OutOfMemory (with needed and free, by part) or BadRequest (a context beyond the model's).
@@ -45,16 +55,18 @@ def plan_memory(
     asked = asked_context(config, spec)
     block_bytes = token_bytes * config.block_size
     reserve = CUDA_RESERVE_BYTES if device.kind == "cuda" else 0
-    budget = _kv_budget(config, device, measured, reserve)
+    if device.kind == "cuda":
+        _check_parts_fit(config, device, parts, reserve, token_bytes * min(_SMALLEST_CONTEXT, asked))
+    budget = _kv_budget(config, device, parts, reserve)
     most_useful = config.max_num_seqs * -(-asked // config.block_size)
     num_blocks = min(max(budget, 0) // block_bytes, most_useful)
-    max_model_len, notes = _fit_context(config, asked, num_blocks * config.block_size, block_bytes, budget, measured)
+    max_model_len, notes = _fit_context(config, asked, num_blocks * config.block_size, block_bytes, budget, parts)
     report = MemoryReport(
         total_bytes=device.total_bytes(),
-        free_bytes_at_start=measured.free_at_start,
-        weights_bytes=measured.weights,
-        workspace_bytes=measured.workspace,
-        graphs_bytes=measured.graphs,
+        free_bytes_at_start=parts.free_at_start,
+        weights_bytes=parts.weights,
+        workspace_bytes=parts.workspace,
+        graphs_bytes=parts.graphs,
         kv_bytes=num_blocks * block_bytes,
         reserve_bytes=reserve,
         num_blocks=num_blocks,
@@ -62,6 +74,11 @@ def plan_memory(
         notes=notes,
     )
     return MemoryPlan(report, max_model_len)
+
+
+def kv_tokens(config: EngineConfig, device: Device, parts: Parts, token_bytes: int) -> int:
+    """Tokens that a card's KV cache would hold."""
+    return max(_kv_budget(config, device, parts, CUDA_RESERVE_BYTES), 0) // token_bytes
 
 
 def asked_context(config: EngineConfig, spec: ModelSpec) -> int:
@@ -76,23 +93,38 @@ def asked_context(config: EngineConfig, spec: ModelSpec) -> int:
     return config.max_model_len
 
 
-def check_weights_fit(config: EngineConfig, device: Device, weights_bytes: int) -> None:
-    """Before anything is read: raises OutOfMemory if the checkpoint alone is larger than what this engine may use."""
+def check_weights_fit(device: Device, weights_bytes: int) -> None:
+    """On a CPU, before anything is read: raises OutOfMemory for weights that are larger than what is available."""
     free = device.free_bytes()
-    allowed = free
-    if device.kind == "cuda":
-        allowed = int(min(device.total_bytes() * config.gpu_memory_utilization, free - CUDA_RESERVE_BYTES))
-    if weights_bytes > allowed:
+    if weights_bytes > free:
         raise OutOfMemory(
-            f"The weights need {_gb(weights_bytes)}; {_gb(allowed)} can be used ({_gb(free)} free of "
-            f"{_gb(device.total_bytes())} on {device.name}). Close other programs, or choose a smaller model."
+            f"The weights need {_gb(weights_bytes)}; {_gb(free)} of {_gb(device.total_bytes())} are available on "
+            f"{device.name}. Close other programs, or choose a smaller model."
         )
 
 
-def _kv_budget(config: EngineConfig, device: Device, measured: Measured, reserve: int) -> int:
+def _check_parts_fit(config: EngineConfig, device: Device, parts: Parts, reserve: int, least_kv: int) -> None:
+    usable = _usable(config, device, parts, reserve)
+    needed = parts.total + least_kv
+    if needed <= usable:
+        return
+    held = ", ".join(f"{name} {_gb(num_bytes)}" for name, num_bytes in device.holders())
+    raise OutOfMemory(
+        f"The model does not fit: {parts.in_words()} and the smallest KV cache {_gb(least_kv)} need {_gb(needed)}; "
+        f"{_gb(max(usable, 0))} can be used ({_gb(parts.free_at_start)} free of {_gb(device.total_bytes())} on "
+        f"{device.name}, of which {_gb(reserve)} stay in reserve; gpu_memory_utilization is "
+        f"{config.gpu_memory_utilization}). {f'Memory is held by {held}. ' if held else ''}"
+        "Close other programs, or choose a smaller model."
+    )
+
+
+def _usable(config: EngineConfig, device: Device, parts: Parts, reserve: int) -> int:
+    return int(min(device.total_bytes() * config.gpu_memory_utilization, parts.free_at_start - reserve))
+
+
+def _kv_budget(config: EngineConfig, device: Device, parts: Parts, reserve: int) -> int:
     if device.kind == "cuda":
-        usable = min(device.total_bytes() * config.gpu_memory_utilization, measured.free_at_start - reserve)
-        left = int(usable) - measured.weights - measured.workspace - measured.graphs
+        left = _usable(config, device, parts, reserve) - parts.total
         return left if config.kv_gb is None else min(left, int(config.kv_gb * 1e9))
     if config.kv_gb is not None:
         return int(config.kv_gb * 1e9)
@@ -100,22 +132,19 @@ def _kv_budget(config: EngineConfig, device: Device, measured: Measured, reserve
 
 
 def _fit_context(
-    config: EngineConfig, asked: int, pool_tokens: int, block_bytes: int, budget: int, measured: Measured
+    config: EngineConfig, asked: int, pool_tokens: int, block_bytes: int, budget: int, parts: Parts
 ) -> tuple[int, tuple[str, ...]]:
     """The context that the pool can hold for one sequence, and what to say about it."""
     if pool_tokens >= asked:
         return asked, ()
     needed = -(-asked // config.block_size) * block_bytes
-    parts = (
-        f"weights {_gb(measured.weights)}, workspace {_gb(measured.workspace)}, left for the KV cache {_gb(budget)}; "
-        f"{asked} tokens need {_gb(needed)}"
-    )
+    why = f"{parts.in_words()}, left for the KV cache {_gb(budget)}; {asked} tokens need {_gb(needed)}"
     if config.max_model_len is not None or pool_tokens < min(_SMALLEST_CONTEXT, asked):
         raise OutOfMemory(
-            f"A context of {asked} tokens does not fit: {parts}. "
+            f"A context of {asked} tokens does not fit: {why}. "
             "Ask for a smaller context, give the engine more memory, or choose a smaller model."
         )
-    return pool_tokens, (f"Context set to {pool_tokens} of the model's {asked} tokens: {parts}.",)
+    return pool_tokens, (f"Context set to {pool_tokens} of the model's {asked} tokens: {why}.",)
 
 
 def _gb(num_bytes: int | float) -> str:

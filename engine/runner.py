@@ -13,10 +13,11 @@ from torch.nn.functional import normalize
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest, OutOfMemory
+from engine.forecast import forecast
 from engine.forward import forward_batch, on_device
-from engine.graphs import Capture, DecodeGraphs, can_be_captured, graphs_bytes
+from engine.graphs import Capture, DecodeGraphs, can_be_captured
 from engine.landing import Embeddings, Landings, PromptPart, output_of
-from engine.memory import Measured, asked_context, check_weights_fit, plan_memory
+from engine.memory import MemoryPlan, Parts, asked_context, check_weights_fit, kv_tokens, plan_memory
 from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache, bytes_per_token
@@ -27,6 +28,7 @@ from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logprobs import prompt_logprobs_of
 from engine.sampling.sampler import Sampled, Sampler
 from engine.types import DeviceMemory, GrammarSpec, MemoryReport, ModelInfo, SamplingParams
+from engine.weights.reader import CheckpointReader
 from kernels import ops
 from kernels.device import Device, open_device, usable_cores, use_threads
 
@@ -35,6 +37,7 @@ Progress = Callable[[str, float], None]
 _KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
 _DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 
+_GOOD_CONTEXT = 8192  # tokens; a KV cache in 16 bits that holds less gives way to one in int8
 _LOGIT_ROWS = 128  # rows of logits that exist at once: 25 MB at a vocabulary of 49,152, 78 MB at 152,000
 
 
@@ -198,21 +201,19 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     if device.kind == "cpu":
         on_progress("preparing the CPU kernels (compiled once: up to a minute; later starts are quick)", 0.0)
     ops.prepare(device)
-    free_at_start = device.free_bytes()
     _check_format(config, checkpoint)
     spec = checkpoint.spec
     dtype = _compute_dtype(config, spec, device)
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else _KV_DTYPES[config.kv_cache_dtype]
+    reader = checkpoint.open_reader(device.torch)
+    expected = _expected_parts(config, spec, reader, device, dtype)
+    _plan(config, spec, device, expected, dtype)  # refuses before anything is read
     grammars = GrammarCompiler(checkpoint.folder, spec.vocab_size, checkpoint.eos_token_ids)
-    decoder, weights_bytes, notes = _load_decoder(config, checkpoint, device, dtype, on_progress)
+    decoder, weights_bytes, notes = _load_decoder(config, checkpoint, reader, device, dtype, on_progress)
 
     on_progress("sizing the KV cache", 0.9)
-    workspace_bytes = _measure_workspace(config, decoder, device, kv_dtype)
-    pool_bytes = graphs_bytes(spec, config.max_num_seqs, dtype.itemsize) if _uses_graphs(decoder, device) else 0
-    measured = Measured(
-        free_at_start=free_at_start, weights=weights_bytes, workspace=workspace_bytes, graphs=pool_bytes
-    )
-    plan = plan_memory(config, spec, device, measured, bytes_per_token(spec, kv_dtype))
+    workspace = expected.workspace if device.kind == "cpu" else _measure_workspace(config, decoder, device, dtype)
+    parts = replace(expected, weights=weights_bytes, workspace=workspace)
+    plan, kv_dtype = _plan(config, spec, device, parts, dtype)
     angle_notes = decoder.set_max_len(plan.max_model_len)
     cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch, config.max_num_seqs)
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
@@ -220,9 +221,9 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     last_token_ids = torch.zeros(info.max_num_seqs + 1, dtype=torch.int64, device=device.torch)
     sampler = _sampler(info, device)
     graphs = None
-    if pool_bytes:
+    if parts.graphs:
         size = {"max_len": info.max_model_len, "block_size": config.block_size}
-        graphs = DecodeGraphs(decoder, cache, sampler, last_token_ids, Capture(pool_bytes), **size)
+        graphs = DecodeGraphs(decoder, cache, sampler, last_token_ids, Capture(parts.graphs), **size)
     runner = ModelRunner(decoder, cache, sampler, grammars, device, info, report, last_token_ids, graphs)
 
     on_progress("warming up", 0.95)
@@ -235,10 +236,40 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     return runner
 
 
-def _uses_graphs(decoder: Decoder, device: Device) -> bool:
+def _expected_parts(
+    config: EngineConfig, spec: ModelSpec, reader: CheckpointReader, device: Device, dtype: torch.dtype
+) -> Parts:
+    return forecast(
+        spec,
+        reader,
+        device,
+        dtype,
+        num_tokens=_batched_tokens(config, device),
+        max_num_seqs=config.max_num_seqs,
+        max_len=asked_context(config, spec),
+        uses_graphs=_uses_graphs(spec, device),
+    )
+
+
+def _plan(
+    config: EngineConfig, spec: ModelSpec, device: Device, parts: Parts, dtype: torch.dtype
+) -> tuple[MemoryPlan, torch.dtype]:
+    """The plan, and the type of the KV cache. Left to us, that is int8 on a card where 16 bits hold too little."""
+    if config.kv_cache_dtype != "auto":
+        kv_dtype = _KV_DTYPES[config.kv_cache_dtype]
+        return plan_memory(config, spec, device, parts, bytes_per_token(spec, kv_dtype)), kv_dtype
+    wanted = config.max_model_len or min(spec.context_length, _GOOD_CONTEXT)
+    if device.kind == "cpu" or kv_tokens(config, device, parts, bytes_per_token(spec, dtype)) >= wanted:
+        return plan_memory(config, spec, device, parts, bytes_per_token(spec, dtype)), dtype
+    plan = plan_memory(config, spec, device, parts, bytes_per_token(spec, torch.int8))
+    note = f"KV cache in int8: in 16 bits it would hold less than {wanted} tokens."
+    return replace(plan, report=replace(plan.report, notes=(note, *plan.report.notes))), torch.int8
+
+
+def _uses_graphs(spec: ModelSpec, device: Device) -> bool:
     """EAGER=1 in the environment leaves them out, to see whether they are at fault."""
     is_wanted = device.kind == "cuda" and os.environ.get("EAGER") != "1"
-    return is_wanted and ops.waits_for_nothing() and can_be_captured(decoder)
+    return is_wanted and ops.waits_for_nothing() and can_be_captured(spec)
 
 
 def _check_first_logits(logits: torch.Tensor, dtype: torch.dtype) -> None:
@@ -290,7 +321,7 @@ def _model_info(
 
 def _open_device(config: EngineConfig) -> Device:
     try:
-        device = open_device(config.device)
+        device = open_device(config.device, memory_gb=config.gpu_memory_gb)
     except RuntimeError as error:
         raise BadRequest(str(error)) from error
     use_threads(device, config.num_threads or usable_cores())
@@ -298,12 +329,17 @@ def _open_device(config: EngineConfig) -> Device:
 
 
 def _load_decoder(
-    config: EngineConfig, checkpoint: Checkpoint, device: Device, dtype: torch.dtype, on_progress: Progress
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    reader: CheckpointReader,
+    device: Device,
+    dtype: torch.dtype,
+    on_progress: Progress,
 ) -> tuple[Decoder, int, tuple[str, ...]]:
-    """The decoder, the bytes that its weights take, and notes on how they were read."""
+    """The decoder, the bytes that its weights and angles take, and notes on how they were read."""
     spec = checkpoint.spec
-    reader = checkpoint.open_reader(device.torch)
-    check_weights_fit(config, device, reader.total_bytes())
+    if device.kind == "cpu":
+        check_weights_fit(device, reader.total_bytes())
     allocated_before = torch.cuda.memory_allocated() if device.kind == "cuda" else 0
 
     def on_layer(done: int) -> None:
@@ -344,20 +380,14 @@ def _batched_tokens(config: EngineConfig, device: Device) -> int:
 
 @torch.inference_mode()
 def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype) -> int:
-    """Peak bytes of the largest step: measured by running it once on a card; computed on a CPU, where none counts."""
+    """Bytes of the largest step on a card, what torch keeps of them for the next one included: it is run once."""
     num_tokens, num_sequences = _batched_tokens(config, device), config.max_num_seqs
-    if device.kind == "cpu":
-        spec = decoder.spec
-        widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
-        kept = Sampler.bytes_for(num_sequences, asked_context(config, spec))
-        return 4 * num_tokens * widest + 3 * 8 * num_sequences * spec.vocab_size + kept
     max_len = asked_context(config, decoder.spec)
     per_sequence = _probe_tokens(num_tokens, num_sequences, max_len)
     blocks = num_sequences * -(-per_sequence // config.block_size)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    torch.cuda.empty_cache()  # what the load worked in
+    before = torch.cuda.memory_reserved()
     cache = KVCache(decoder.spec, blocks, config.block_size, kv_dtype, device.torch, num_sequences)
-    cache_bytes = torch.cuda.memory_allocated() - before
     plan = _probe_plan(num_sequences, per_sequence, config.block_size)
     batch = forward_batch(plan, config.block_size, device.torch, torch.zeros(0))
     sampler = Sampler(
@@ -369,7 +399,7 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
     )
     sampler.sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before - cache_bytes
+    return torch.cuda.memory_reserved() - before
 
 
 def _probe_tokens(num_tokens: int, num_sequences: int, max_len: int) -> int:

@@ -36,6 +36,7 @@ _TORCH_HALF = (
         "engine.landing",
         "engine.replay",
         "engine.memory",
+        "engine.forecast",
         "engine.sampling",
         "engine.model",
     ),

@@ -410,6 +410,7 @@ def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         gpu_memory_utilization=settings.gpu_memory_utilization,
+        gpu_memory_gb=settings.gpu_memory_gb,
         kv_gb=settings.kv_gb,
         kv_cache_dtype=settings.kv_cache_dtype,
     )

@@ -27,8 +27,8 @@ class DummyReader:
         self._device = device
         self._generator = torch.Generator(device).manual_seed(0)
         self._dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float16
-        self._num_bytes = 0
         self._make: dict[str, _Make] = {}
+        self._headers: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         self._asked: set[str] = set()
         self._plan(spec, quant)
 
@@ -45,6 +45,9 @@ class DummyReader:
         self._asked.add(name)
         return self._make[name]()
 
+    def header(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        return self._headers[name]
+
     def skip(self, name: str) -> None:
         self._asked.add(name)
 
@@ -52,7 +55,7 @@ class DummyReader:
         return sorted(self.names - self._asked)
 
     def total_bytes(self) -> int:
-        return self._num_bytes
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in self._headers.values())
 
     def close(self) -> None:
         self._make.clear()
@@ -79,26 +82,26 @@ class DummyReader:
                 if has_bias:
                     self._dense(f"{prefix}{name}.bias", (num_outputs,), 0.02)
 
-    def _add(self, name: str, shape: tuple[int, ...], itemsize: int, make: _Make) -> None:
+    def _add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: _Make) -> None:
         self._make[name] = make
-        self._num_bytes += prod(shape) * itemsize
+        self._headers[name] = shape, dtype
 
     def _dense(self, name: str, shape: tuple[int, ...], std: float) -> None:
         def make() -> torch.Tensor:
             numbers = torch.randn(shape, generator=self._generator, dtype=self._dtype, device=self._device)
             return numbers.mul_(std)
 
-        self._add(name, shape, 2, make)
+        self._add(name, shape, self._dtype, make)
 
     def _constant(self, name: str, shape: tuple[int, ...], value: float, dtype: torch.dtype) -> None:
-        self._add(name, shape, dtype.itemsize, lambda: torch.full(shape, value, dtype=dtype, device=self._device))
+        self._add(name, shape, dtype, lambda: torch.full(shape, value, dtype=dtype, device=self._device))
 
     def _words(self, name: str, shape: tuple[int, int]) -> None:
         def make() -> torch.Tensor:
             low, high = -(2**31), 2**31
             return torch.randint(low, high, shape, generator=self._generator, dtype=torch.int32, device=self._device)
 
-        self._add(name, shape, 4, make)
+        self._add(name, shape, torch.int32, make)
 
     def _norm(self, module: str, size: int, spec: ModelSpec) -> None:
         self._constant(f"{module}.weight", (size,), 0.0 if spec.norm.unit_offset else 1.0, self._dtype)

@@ -11,6 +11,20 @@ from engine.errors import BadCheckpoint
 
 _HOST = torch.device("cpu")
 
+# As safetensors' headers name them.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
 
 class CheckpointReader(Protocol):
     """Tensors by name, wherever they come from. `get` raises BadCheckpoint for one that is not there."""
@@ -24,6 +38,10 @@ class CheckpointReader(Protocol):
 
     def get(self, name: str) -> torch.Tensor:
         """The tensor as stored, on whichever device it lies."""
+        ...
+
+    def header(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type as stored; nothing is read."""
         ...
 
     def skip(self, name: str) -> None:
@@ -73,11 +91,9 @@ class SafetensorsReader:
         except SafetensorError as error:
             raise BadCheckpoint(f"{path.name} does not give {name!r} ({error}). Download it again.") from error
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape from the header, nothing read."""
-        if name not in self._file_of:
-            raise BadCheckpoint(f"{self.folder.name} has no tensor {name!r}. The checkpoint is incomplete.")
-        return tuple(self._file(self._file_of[name]).get_slice(name).get_shape())
+    def header(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        part = self._file(self._file_of[name]).get_slice(name)
+        return tuple(part.get_shape()), _DTYPES[part.get_dtype()]
 
     def skip(self, name: str) -> None:
         """Mark a tensor as known and not needed."""

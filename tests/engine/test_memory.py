@@ -1,20 +1,26 @@
 """The memory plan: how many blocks, how long a context, and what is said where not all fits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.bench.shapes import dummy_checkpoint
+from engine.checkpoint import open_checkpoint
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.errors import BadRequest, OutOfMemory
-from engine.memory import CPU_KV_MOST_BYTES, CUDA_RESERVE_BYTES, Measured, MemoryPlan, check_weights_fit, plan_memory
+from engine.forecast import forecast
+from engine.memory import CPU_KV_MOST_BYTES, CUDA_RESERVE_BYTES, MemoryPlan, Parts, check_weights_fit, plan_memory
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
-from engine.runner import _probe_tokens, load_runner
-from kernels.device import Device
+from engine.runner import _expected_parts, _plan, _probe_tokens, load_runner, make_runner
+from engine.types import SamplingParams
+from kernels.device import Device, open_device
 from tests.checkpoints import tiny_checkpoint
+from tests.engine.running import load, prompt
 
 LAYER = LayerSpec(
     attention=AttentionSpec(
@@ -50,11 +56,9 @@ class Machine(Device):
 
 
 def plan(kind: str = "cpu", *, free: int = 10 * GB, weights: int = GB, **options: Any) -> MemoryPlan:
-    measured = Measured(free_at_start=free, weights=weights, workspace=0)
+    parts = Parts(free_at_start=free, weights=weights, workspace=0)
     machine = Machine(kind, "a machine", free=free)
-    return plan_memory(
-        EngineConfig(model="m", **options), SPEC, machine, measured, bytes_per_token(SPEC, torch.float32)
-    )
+    return plan_memory(EngineConfig(model="m", **options), SPEC, machine, parts, bytes_per_token(SPEC, torch.float32))
 
 
 def test_a_pool_is_never_larger_than_all_sequences_at_full_length_can_use() -> None:
@@ -94,12 +98,127 @@ def test_what_is_planned_for_a_token_is_what_the_cache_takes(dtype: torch.dtype)
     assert sum(tensor.nbytes for tensor in tensors) == 7 * 16 * bytes_per_token(SPEC, dtype)
 
 
-def test_weights_that_cannot_fit_are_refused_before_they_are_read() -> None:
-    machine = Machine("cuda", "a machine")
-    config = EngineConfig(model="m", gpu_memory_utilization=0.5)
-    check_weights_fit(config, machine, 5 * GB)
-    with pytest.raises(OutOfMemory, match=r"The weights need 5\.10 GB; 5\.00 GB can be used"):
-        check_weights_fit(config, machine, 51 * GB // 10)
+def test_weights_larger_than_a_computers_memory_are_refused_before_they_are_read() -> None:
+    machine = Machine("cpu", "a machine", free=5 * GB)
+    check_weights_fit(machine, 5 * GB)
+    with pytest.raises(OutOfMemory, match=r"The weights need 5\.10 GB; 5\.00 GB of 10\.00 GB are available"):
+        check_weights_fit(machine, 51 * GB // 10)
+
+
+class Shared(Machine):
+    def holders(self) -> list[tuple[str, int]]:
+        return [("game (pid 12)", 6 * GB)]
+
+
+def test_a_model_that_does_not_fit_a_card_is_refused_by_part_with_who_holds_the_rest() -> None:
+    parts = Parts(free_at_start=4 * GB, weights=3 * GB, workspace=GB // 2, graphs=GB // 10)
+    with pytest.raises(OutOfMemory) as refused:
+        plan_memory(EngineConfig(model="m"), SPEC, Shared("cuda", "a card"), parts, token_bytes=GB // 1000)
+    assert refused.value.message == (
+        "The model does not fit: weights 3.00 GB, workspace 0.50 GB, CUDA graphs 0.10 GB and the smallest KV cache "
+        "0.26 GB need 3.86 GB; 3.46 GB can be used (4.00 GB free of 10.00 GB on a card, of which 0.54 GB stay in "
+        "reserve; gpu_memory_utilization is 0.9). Memory is held by game (pid 12) 6.00 GB. Close other programs, or "
+        "choose a smaller model."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "free", "int8"),
+    [
+        ({}, 9 * GB, False),
+        ({}, 2 * GB, True),
+        ({"max_model_len": 1000}, 2 * GB, False),
+        ({"kv_cache_dtype": "fp16"}, 2 * GB, False),
+    ],
+)
+def test_a_cache_in_int8_is_chosen_where_16_bits_hold_too_little(
+    options: dict[str, Any], free: int, int8: bool
+) -> None:
+    large = replace(SPEC, layers=(LAYER,) * 2000, context_length=10_000)  # 256 KB a token in 16 bits
+    parts = Parts(free_at_start=free, weights=GB // 2, workspace=0)
+    found, dtype = _plan(EngineConfig(model="m", **options), large, Machine("cuda", "a card"), parts, torch.float16)
+    assert dtype is (torch.int8 if int8 else torch.float16)
+    told = "KV cache in int8: in 16 bits it would hold less than 8192 tokens."
+    assert (told in found.report.notes) == int8
+
+
+@pytest.mark.parametrize("fmt", ["gptq", "awq_gemm", "compressed", "dense"])
+def test_weights_are_forecast_from_the_headers_within_5_percent(tmp_path: Path, fmt: str) -> None:
+    tiny_checkpoint(tmp_path, "llama", fmt)
+    runner = load_runner(EngineConfig(model=str(tmp_path), device="cpu", kv_gb=0.001), lambda stage, fraction: None)
+    checkpoint = open_checkpoint(tmp_path)
+    reader = checkpoint.open_reader(torch.device("cpu"))
+    parts = forecast(
+        checkpoint.spec,
+        reader,
+        Device("cpu", "a CPU"),
+        torch.float32,
+        num_tokens=512,
+        max_num_seqs=32,
+        max_len=0,
+        uses_graphs=False,
+    )
+    assert parts.weights == pytest.approx(runner.memory.weights_bytes, rel=0.05)
+    assert parts.workspace == pytest.approx(runner.memory.workspace_bytes, rel=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quant", ["gptq", "awq", "none"])
+def test_on_a_card_the_forecast_is_within_5_percent_of_what_is_taken(quant: str) -> None:
+    """A model of one layer and the widths of Llama 3.1 8B."""
+    config = EngineConfig(model="one layer", device="cuda", gpu_memory_gb=24, max_num_seqs=32)
+    checkpoint = dummy_checkpoint("llama3.1-8b", quant)
+    checkpoint = replace(checkpoint, spec=replace(checkpoint.spec, layers=checkpoint.spec.layers[:1]))
+    device = open_device("cuda", memory_gb=24)
+    expected = _expected_parts(config, checkpoint.spec, checkpoint.open_reader(device.torch), device, torch.float16)
+    runner = make_runner(config, checkpoint, lambda stage, fraction: None)
+    for part in ("weights", "workspace", "graphs"):
+        assert getattr(expected, part) == pytest.approx(getattr(runner.memory, f"{part}_bytes"), rel=0.05), part
+    assert runner.memory.total_bytes == 24 * 2**30
+
+
+@pytest.mark.gpu
+def test_what_the_report_says_is_what_the_process_takes(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path, "llama", "gptq")
+    torch.cuda.init()
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    runner = load(tmp_path, "cuda", dtype="float16", gpu_memory_utilization=0.9, gpu_memory_gb=4)
+    taken = free - torch.cuda.mem_get_info()[0]
+    memory = runner.memory
+    named = memory.weights_bytes + memory.workspace_bytes + memory.graphs_bytes + memory.kv_bytes
+    assert named <= taken <= named + memory.reserve_bytes
+
+
+@pytest.mark.gpu
+def test_a_running_engine_gives_memory_back_and_its_answers_stay(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path, "llama", "gptq")
+    runner = load(tmp_path, "cuda", dtype="float16", gpu_memory_utilization=0.9, kv_gb=1, max_num_seqs=8)
+    prompts = [tuple(prompt(30 + i, seed=i)) for i in range(6)]
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+
+    def answers(sizes: list[int]) -> list[list[int]]:
+        engine = Engine(runner, EngineConfig(model="m"))
+        for index, tokens in enumerate(prompts):
+            engine.add(str(index), tokens, params)
+        found: list[list[int]] = [[] for _ in prompts]
+        steps = 0
+        while engine.has_work:
+            events = engine.step()
+            steps += 1
+            if steps % 10 == 0 and sizes:
+                free, before = torch.cuda.mem_get_info()[0], engine.memory.kv_bytes
+                events = [*events, *engine.resize_kv(sizes.pop(0))]
+                given_back = before - engine.memory.kv_bytes
+                assert torch.cuda.mem_get_info()[0] - free == pytest.approx(given_back, abs=2**22)
+            for event in events:
+                found[int(event.request_id)].append(event.token_id or 0)
+            engine.check()
+        return found
+
+    whole = runner.memory.kv_bytes
+    assert answers([]) == answers([whole // 2, whole - 10**7, 0])
+    assert runner.memory.kv_bytes == whole
 
 
 def test_a_context_beyond_the_models_is_refused_before_a_weight_is_read(tmp_path: Path) -> None:

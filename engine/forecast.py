@@ -1,0 +1,67 @@
+"""What a load will take, told before a weight is read: from config.json and the headers of the files alone."""
+
+import torch
+
+from engine.graphs import graphs_bytes
+from engine.memory import Parts
+from engine.model.spec import ModelSpec
+from engine.sampling.sampler import Sampler
+from engine.weights.reader import CheckpointReader
+from kernels.device import Device
+
+_FP32_BYTES = 4
+_CODES = ("qweight", "weight_packed")
+_SCALES = ("scales", "weight_scale")
+_FOLDED_IN = ("qzeros", "weight_zero_point", "scaled_zeros", "g_idx", "weight_g_idx", "weight_shape", "inv_freq")
+
+
+def forecast(
+    spec: ModelSpec,
+    reader: CheckpointReader,
+    device: Device,
+    dtype: torch.dtype,
+    *,
+    num_tokens: int,
+    max_num_seqs: int,
+    max_len: int,
+    uses_graphs: bool,
+) -> Parts:
+    """num_tokens: of the largest step."""
+    return Parts(
+        free_at_start=device.free_bytes(),
+        weights=_weights_bytes(spec, reader, device, dtype) + _angles_bytes(spec, max_len),
+        workspace=workspace_bytes(spec, device, dtype, num_tokens, max_num_seqs, max_len),
+        graphs=graphs_bytes(spec, max_num_seqs, dtype.itemsize) if uses_graphs else 0,
+    )
+
+
+def _weights_bytes(spec: ModelSpec, reader: CheckpointReader, device: Device, dtype: torch.dtype) -> int:
+    """As they will be held: codes as they are; a scale in fp32, on a CPU beside an offset; zeros within these."""
+    words_a_scale = 1 if device.kind == "cuda" else 2
+    total = 0
+    for name in reader.names:
+        part = name.rpartition(".")[2]
+        shape, stored = reader.header(name)
+        count = torch.Size(shape).numel()
+        if part in _CODES:
+            total += count * stored.itemsize
+        elif part in _SCALES:
+            total += count * words_a_scale * _FP32_BYTES
+        elif part not in _FOLDED_IN and not (name == "lm_head.weight" and spec.tie_word_embeddings):
+            total += count * (dtype.itemsize if device.kind == "cuda" else stored.itemsize)
+    return total
+
+
+def _angles_bytes(spec: ModelSpec, max_len: int) -> int:
+    ropes = {layer.attention.rope for layer in spec.layers}
+    return sum(max_len * rope.rotary_dim * _FP32_BYTES for rope in ropes)
+
+
+def workspace_bytes(
+    spec: ModelSpec, device: Device, dtype: torch.dtype, num_tokens: int, max_num_seqs: int, max_len: int
+) -> int:
+    """Of the largest step: so many tokens, after which every sequence samples with every sampling step on."""
+    widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
+    itemsize = dtype.itemsize if device.kind == "cuda" else _FP32_BYTES
+    sampling = 3 * 8 * max_num_seqs * spec.vocab_size
+    return itemsize * num_tokens * widest + sampling + Sampler.bytes_for(max_num_seqs, max_len)
