@@ -31,6 +31,8 @@ class EngineConfig:
     kv_cache_dtype          auto follows dtype; int8 has a scale per token and head
     seed                    base of the seeds drawn for requests that bring none; None is fresh each start
     num_threads             CPU threads; None takes every core this process may use
+    cache_dir               folder for what a load finds out about the card and later loads need not; None finds it
+                            out in none
     """
 
     model: str
@@ -51,6 +53,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     seed: int | None = None
     num_threads: int | None = None
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():

@@ -5,6 +5,7 @@ kept of a running sequence between its steps: the id that it sampled last, in it
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.spec import ModelSpec
 from engine.plan import BatchPlan, FinishedStep, Grammar, PendingStep, ScheduledSequence
+from engine.quant.linear import packed_weights
 from engine.replay import Replay
 from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.logprobs import prompt_logprobs_of
@@ -200,7 +202,7 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     device = _open_device(config)
     if device.kind == "cpu":
         on_progress("preparing the CPU kernels (compiled once: up to a minute; later starts are quick)", 0.0)
-    ops.prepare(device)
+    _prepare_kernels(device)
     _check_format(config, checkpoint)
     spec = checkpoint.spec
     dtype = _compute_dtype(config, spec, device)
@@ -210,6 +212,8 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     grammars = GrammarCompiler(checkpoint.folder, spec.vocab_size, checkpoint.eos_token_ids)
     decoder, weights_bytes, notes = _load_decoder(config, checkpoint, reader, device, dtype, on_progress)
 
+    if config.cache_dir is not None:
+        ops.tune(packed_weights(decoder.linears), dtype, Path(config.cache_dir), partial(_show_tuning, on_progress))
     on_progress("sizing the KV cache", 0.9)
     workspace = expected.workspace if device.kind == "cpu" else _measure_workspace(config, decoder, device, dtype)
     parts = replace(expected, weights=weights_bytes, workspace=workspace)
@@ -326,6 +330,17 @@ def _open_device(config: EngineConfig) -> Device:
         raise BadRequest(str(error)) from error
     use_threads(device, config.num_threads or usable_cores())
     return device
+
+
+def _show_tuning(on_progress: Progress, done: float) -> None:
+    on_progress("measuring the card's kernels (once; later loads know)", 0.85 + 0.05 * done)
+
+
+def _prepare_kernels(device: Device) -> None:
+    try:
+        ops.prepare(device)
+    except RuntimeError as error:
+        raise BadRequest(str(error)) from error
 
 
 def _load_decoder(

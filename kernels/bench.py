@@ -1,14 +1,17 @@
-"""The CPU kernels beside plain torch, in turns: `python -m kernels.bench`. The last line is JSON.
+"""The kernels beside what else there is: `python -m kernels.bench [--op OP] [--json]`. The last line is JSON.
 
-For each op and number of rows: microseconds of ours and of torch (medians), their ratio, and the share of the memory
-bandwidth that a large copy reaches in the same run. Weights rotate over copies larger than the caches, as they do in a
-model. Stops with an error where the two results differ.
+On a card, the ops of `_CARD_OPS`, each with a file `gpu/bench_*.py` that says what it is measured with. On a CPU, all
+beside plain torch, in turns: for each op and number of rows microseconds of ours and of torch (medians), their ratio,
+and the share of the memory bandwidth that a large copy reaches in the same run. Weights rotate over copies larger than
+the caches, as they do in a model. Stops with an error where the two results differ.
 """
 
+import argparse
+import importlib
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,16 +28,55 @@ _TOLERANCE = 1e-5  # fp32 sums of 576 terms in another order
 
 Case = Callable[[int], torch.Tensor]  # copy number -> result
 
+_CARD_OPS = ("gemm",)
+
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.bench", description="Measures the kernels of this machine."
+    )
+    parser.add_argument("--op", choices=_CARD_OPS, action="append", help="on a card: these alone")
+    parser.add_argument("--json", action="store_true", help="the last line alone")
+    arguments = parser.parse_args()
+    if torch.cuda.is_available():
+        _on_card(arguments.op or _CARD_OPS, arguments.json)
+    elif arguments.op:
+        raise SystemExit("--op is for a card, and torch sees none here. Without it the CPU's kernels are measured.")
+    else:
+        _on_cpu(arguments.json)
+
+
+def _on_card(names: Sequence[str], json_alone: bool) -> None:
+    """Each `gpu/bench_<op>.py` has rows(gb_per_s) -> dicts, header() and line(row)."""
+    from kernels.gpu.timing import read_gb_per_s
+
+    gb_per_s, found = read_gb_per_s(), []
+    card = torch.cuda.get_device_name()
+    show = (lambda text: None) if json_alone else (lambda text: print(text, flush=True))
+    show(f"{card}, reads {gb_per_s:.0f} GB/s")
+    for name in names:
+        bench = importlib.import_module(f"kernels.gpu.bench_{name}")
+        show(bench.header())
+        for row in bench.rows(gb_per_s):
+            show(bench.line(row))
+            found.append(row)
+    print(json.dumps({"card": card, "read_gb_per_s": gb_per_s, "rows": found}))
+
+
+def _on_cpu(json_alone: bool) -> None:
     gb_per_s = _copy_gb_per_s()
     rows = [*_w4_rows(gb_per_s), *_fp16_rows(gb_per_s), *_attention_rows(gb_per_s)]
+    if not json_alone:
+        _print_table(gb_per_s, rows)
+    print(json.dumps({"copy_gb_per_s": gb_per_s, "rows": rows}))
+
+
+def _print_table(gb_per_s: float, rows: list[dict[str, Any]]) -> None:
     print(f"copy: {gb_per_s:.1f} GB/s, {torch.get_num_threads()} threads")
     print(f"{'op':<20}{'rows':>6}{'ours us':>10}{'torch us':>10}{'torch/ours':>12}{'of copy':>10}")
     for row in rows:
         times = f"{row['ours_us']:>10.0f}{row['torch_us']:>10.0f}{row['ratio']:>12.2f}{row['of_copy']:>10.0%}"
         print(f"{row['op']:<20}{row['rows']:>6}{times}")
-    print(json.dumps({"copy_gb_per_s": gb_per_s, "rows": rows}))
 
 
 def _copy_gb_per_s() -> float:

@@ -7,8 +7,9 @@ REFERENCE=1 in the environment takes the reference everywhere (read once, at imp
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from kernels import reference
 from kernels.choices import Choices
 from kernels.device import Device
+from kernels.gpu.compiler import missing_for_kernels
 from kernels.gpu.planar import PlanarWeight, can_hold, pack_planar
 from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight, pack_w4
@@ -56,6 +58,7 @@ def _gpu() -> ModuleType:
         norm,
         rope_kv,
         sample,
+        tune,
         w4_gemm,
     )
 
@@ -63,13 +66,30 @@ def _gpu() -> ModuleType:
 
 
 def prepare(device: Device) -> None:
-    """Have the device's kernels ready: on a CPU they are compiled here, once, which takes up to a minute."""
+    """Have the device's kernels ready: on a CPU they are compiled here, once, which takes up to a minute.
+
+    Raises RuntimeError in words for a user if a card's kernels cannot be compiled on this machine.
+    """
     if _REFERENCE_ONLY:
         return
     if device.kind == "cpu":
         _cpu()
-    else:
-        _gpu()
+        return
+    if reason := missing_for_kernels():
+        raise RuntimeError(reason)
+    _gpu()
+
+
+def tune(
+    weights: Iterable[PackedWeight], dtype: torch.dtype, folder: Path, on_progress: Callable[[float], None]
+) -> None:
+    """At the first load on a card: measure, for at most 20 s, what computes these weights' products the fastest.
+
+    Results are kept in a file in `folder`; `on_progress` is told the share done. Nothing to do on a CPU.
+    """
+    planar = [weight for weight in weights if isinstance(weight, PlanarWeight) and weight.codes.is_cuda]
+    if planar and dtype is not torch.float32 and not _REFERENCE_ONLY:
+        _gpu().tune.tune(planar, dtype, folder, on_progress)
 
 
 def waits_for_nothing() -> bool:

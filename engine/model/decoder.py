@@ -94,9 +94,14 @@ class Decoder:
         return self._cos_sin[0].shape[0]
 
     @property
+    def linears(self) -> list[Linear]:
+        """Of all layers, the head left out."""
+        return [linear for layer in self.layers for linear in layer.linears]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the weights as held; a tied head counts once."""
-        linears = [linear for layer in self.layers for linear in layer.linears]
+        linears = self.linears
         tied = isinstance(self.head, DenseLinear) and self.head.weight is self.embedding
         total = sum(linear.num_bytes for linear in linears) + (0 if tied else self.head.num_bytes)
         return total + self.embedding.numel() * self.embedding.element_size()

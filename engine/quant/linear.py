@@ -5,7 +5,7 @@ that a card's kernels cannot take, are dequantised to 16 bits while they are rea
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -75,6 +75,15 @@ class SplitLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+def packed_weights(linears: Iterable[Linear]) -> Iterator[ops.PackedWeight]:
+    """Those that are held in 4 bits."""
+    for linear in linears:
+        if isinstance(linear, SplitLinear):
+            yield from packed_weights(linear.parts)
+        elif isinstance(linear, W4Linear):
+            yield linear.weight
 
 
 class LinearLoader:
