@@ -93,16 +93,7 @@ class ModelText:
 
     def tool_format(self, name: str | None) -> ToolFormat:
         """How the model writes tool calls: as its catalogue entry says, else as its template shows. Raises AppError."""
-        if name is None:
-            return self._usable_template.tool_format
-        if name not in FORMATS:
-            raise AppError(
-                500,
-                "bad_catalog",
-                f"The catalogue gives this model the tool format {name!r}, which there is not.",
-                hint=f"There are {', '.join(FORMATS)}; without one it is taken from the chat template.",
-            )
-        return FORMATS[name]
+        return self._usable_template.tool_format if name is None else FORMATS[name]
 
     def thinking_tags(self, catalogue: tuple[str, str] | None) -> Tags:
         """Around its thinking, if it does any."""

@@ -7,6 +7,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from engine.types import ORDINARY, GrammarSpec, ModelInfo, SamplingParams, Standing, TokenEvent
 
+# How models write tool calls: the names that the catalogue may give; app.chat.tools has a file for each.
+TOOL_FORMATS = ("qwen3_xml", "hermes", "mistral_v11", "mistral", "llama3_json", "pythonic")
+
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]

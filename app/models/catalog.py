@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 from yaml.constructor import SafeConstructor
 
+from app.chat.types import TOOL_FORMATS
 from app.errors import AppError
 
 FORMATS = ("gptq", "awq", "compressed-tensors", "dense")  # what engine.quant reads
@@ -34,7 +35,7 @@ class CatalogEntry:
     size_bytes      of the download; 0 where it is not known
     context_length  tokens that the model was trained for; None where it is not known
     sampling        defaults where a request says nothing, before the model's own: temperature, top_p, top_k
-    tool_format     name of the format in which it writes tool calls; None where it writes none
+    tool_format     name of the format in which it writes tool calls; None leaves it to its chat template
     reasoning       the tags that open and close its thinking
     """
 
@@ -319,6 +320,12 @@ def _format(value: Any) -> str:
     return str(value)
 
 
+def _tool_format(value: Any) -> str:
+    if value not in TOOL_FORMATS:
+        raise ValueError
+    return str(value)
+
+
 def _number(value: Any, low: float, high: float) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise ValueError
@@ -366,7 +373,7 @@ _KEYS: Mapping[str, _Key] = {
         _sampling,
         "a block of " + ", ".join(f"{name} ({low} to {high})" for name, (low, high) in _SAMPLING_RANGES.items()),
     ),
-    "tool_format": _Key(_text, "the name of a tool format"),
+    "tool_format": _Key(_tool_format, "one of " + ", ".join(TOOL_FORMATS)),
     "reasoning": _Key(_tags, "a list of the opening and the closing tag"),
     "aliases": _Key(_aliases, "a list of names without slashes or spaces"),
 }

@@ -249,9 +249,10 @@ def _choices(text: str) -> list[str]:
 
 
 def _refusal(spec: GrammarSpec, reason: str) -> BadGrammar:
-    reason, kind = reason.partition("\n<state>")[0], spec.kind.replace("_", " ")
-    if spec.kind is GrammarKind.LARK and _is_gbnf(spec.text):  # lines and places in Lark are not the caller's
-        reason, kind = _PLACE.sub("", reason.partition("\n")[0]), "GBNF"
+    reason, kind = reason.partition("\n<state>")[0], f"{spec.kind.replace('_', ' ')} "
+    is_gbnf = spec.kind is GrammarKind.LARK and _is_gbnf(spec.text)
+    if is_gbnf or spec.kind is GrammarKind.NATIVE:  # lines and places in Lark are not the caller's
+        reason, kind = _PLACE.sub("", reason.partition("\n")[0]), "GBNF " if is_gbnf else ""
     words = " ".join(reason.split())
     shown = words if len(words) <= _MAX_REASON else words[: _MAX_REASON - 1] + "…"
-    return BadGrammar(f"The {kind} grammar cannot be served: {shown}")
+    return BadGrammar(f"The {kind}grammar cannot be served: {shown}")

@@ -1,6 +1,7 @@
 """The openai package against the whole thing: server process, engine child, real weights, real socket."""
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -201,3 +202,58 @@ async def test_a_killed_engine_is_an_error_event_and_the_next_request_gets_a_fre
         assert not isinstance(caught.value, openai.APIConnectionError)  # an event, not a broken line
         assert (await chat(client)).choices[0].message.content == ANSWER
     assert server.engine_process().pid != killed.pid
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+async def test_a_forced_call_has_arguments_of_its_schema_streamed_or_not(server: Server) -> None:
+    """The embedded model's template knows no tools: they are told in words, and a grammar keeps the form."""
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    options: Any = {"tools": [WEATHER], "tool_choice": named, "temperature": 0, "max_tokens": 80}
+    async with server.client() as client:
+        whole = (await client.chat.completions.create(model="", messages=FRANCE, **options)).choices[0]
+        stream = await client.chat.completions.create(model="", messages=FRANCE, stream=True, **options)
+        deltas = [chunk.choices[0] async for chunk in stream]
+    (call,) = whole.message.tool_calls or []
+    pieces = [piece.function.arguments or "" for choice in deltas for piece in choice.delta.tool_calls or []]  # type: ignore[union-attr]
+    arguments = json.loads(call.function.arguments)  # type: ignore[union-attr]
+    assert "".join(pieces) == call.function.arguments  # type: ignore[union-attr]
+    assert set(arguments) == {"city", "unit"} and arguments["unit"] in ("C", "F") and len(arguments["city"]) <= 12
+    assert whole.finish_reason == deltas[-1].finish_reason == "tool_calls" and whole.message.content is None
+
+
+async def test_a_keyword_that_no_grammar_keeps_is_a_400_that_names_it(server: Server) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    async with server.client() as client:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
+                await client.chat.completions.create(model="", messages=FRANCE, response_format=form, stream=stream)
+            assert caught.value.param == "response_format"
+
+
+async def test_progress_of_a_long_prompt_is_told(server: Server) -> None:
+    messages = [{"role": "user", "content": "word " * 700}]
+    async with server.client() as client:
+        stream = await client.chat.completions.create(  # type: ignore[call-overload]
+            model="",
+            messages=messages,
+            max_tokens=1,
+            stream=True,
+            extra_body={"stream_options": {"include_progress": True}},
+        )
+        told = [progress async for chunk in stream if (progress := (chunk.model_extra or {}).get("prompt_progress"))]
+    assert told and [block["processed"] for block in told] == sorted({block["processed"] for block in told})
+    assert all(block["processed"] < block["total"] for block in told)

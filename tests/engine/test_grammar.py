@@ -219,6 +219,10 @@ _BAD = {
     "no text": (GrammarSpec(GrammarKind.REGEX, r"[^\s\S]"), "no text but the empty one"),
     "the empty text": (GrammarSpec(GrammarKind.LARK, 'root ::= ""'), "no text but the empty one"),
     "no text after thoughts": (GrammarSpec(GrammarKind.REGEX, "", after="#"), "no text but the empty one"),
+    "keyword of a tool": (
+        GrammarSpec(GrammarKind.NATIVE, 'start: a\na: %json {"type": "array", "uniqueItems": true}'),
+        'The grammar cannot be served: failed to compile JSON schema: Unimplemented keys: ["uniqueItems"]',
+    ),
     "no value": (_schema({"enum": []}), "anyOf is empty"),
 }
 

@@ -3,18 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.chat.model_text import ModelText
+from app.chat.model_text import ModelText, text_notes
 from app.chat.service import ChatService, TurnRecord
 from app.chat.tokenizer import Tokenizer
 from app.chat.types import ChatDelta, ChatRequest, CompletionRequest, Message, Role, SamplingOptions
 from app.errors import AppError
 from engine.errors import ContextTooLong, EngineClosed, EngineDied, TooManyRequests
-from engine.types import FinishReason, RequestClass, Standing
+from engine.types import FinishReason, GrammarKind, GrammarSpec, RequestClass, Standing
 from tests.fakes import BOS, EOS, FIM, FakeEngine, FakeModel, FakeSource, Script, byte_model_folder, ids, model_info
 
 
@@ -321,3 +322,67 @@ async def test_the_folder_is_read_once(folder: Path, monkeypatch: pytest.MonkeyP
 
 async def drain(deltas: AsyncIterator[ChatDelta]) -> list[ChatDelta]:
     return [delta async for delta in deltas]
+
+
+async def test_a_broken_template_refuses_chats_alone_and_is_told_at_the_load(tmp_path: Path) -> None:
+    broken = byte_model_folder(tmp_path / "broken", chat_template="{% if %}")
+    house = House(broken, Script(token_ids=ids("ok")))
+    assert text_of(await house.complete("x")) == "ok"
+    with pytest.raises(AppError, match="chat_template cannot be read"):
+        await house.chat()
+    assert house.engine.running == set() and len(house.engine.submitted) == 1
+    (note,) = text_notes(broken)
+    assert "chat_template cannot be read" in note and "raw completions work" in note
+
+
+@pytest.mark.parametrize(
+    ("template", "word"), [(None, "has no chat template"), ("{{ raise_exception('Never') }}", "Never")]
+)
+def test_a_template_that_is_missing_or_takes_nothing_is_told_at_the_load(
+    tmp_path: Path, template: str | None, word: str
+) -> None:
+    (note,) = text_notes(byte_model_folder(tmp_path / "model", chat_template=template))
+    assert word in note
+
+
+def test_a_template_that_works_needs_no_word(folder: Path) -> None:
+    assert text_notes(folder) == []
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [("none", "False"), ("low", "True")])
+async def test_effort_reaches_the_template_under_the_names_that_it_may_have(
+    tmp_path: Path, effort: Any, thinks: str
+) -> None:
+    names = "{{ reasoning_effort }} {{ enable_thinking }} {{ messages[0].content }}"
+    house = House(byte_model_folder(tmp_path / "model", chat_template=names), Script(token_ids=ids("ok")))
+    await house.chat(reasoning_effort=effort)
+    await house.chat(reasoning_effort=effort, template_kwargs={"enable_thinking": "mine"})
+    prompts = [bytes(prompt).decode() for _, prompt, _ in house.engine.submitted]
+    assert prompts == [f"{effort} {thinks} Hi", f"{effort} mine Hi"]
+
+
+async def test_tags_of_the_catalogue_are_those_of_the_thinking(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("<|im|>hm<|/im|>yes")))
+    house.model.reasoning = ("<|im|>", "<|/im|>")
+    deltas = await house.chat()
+    assert ("".join(delta.reasoning for delta in deltas), text_of(deltas)) == ("hm", "yes")
+
+
+async def test_a_control_token_that_is_a_tag_is_seen(folder: Path) -> None:
+    house = House(folder, Script(token_ids=(BOS, *ids("hm"), FIM, *ids("yes"))))
+    house.model.reasoning = ("<|im_start|>", "<|fim_middle|>")
+    deltas = await house.chat()
+    assert ("".join(delta.reasoning for delta in deltas), text_of(deltas)) == ("hm", "yes")
+
+
+async def test_a_form_comes_after_thinking_that_the_model_may_open(folder: Path, tmp_path: Path) -> None:
+    """Where the template writes both tags, thinking is switched off and nothing may come before."""
+    thinker = byte_model_folder(tmp_path / "thinker", chat_template="{{ messages[0].content }}{# </think> #}")
+    closed = byte_model_folder(tmp_path / "closed", chat_template="{{ messages[0].content }}<think>\n\n</think>\n\n")
+    grammar = GrammarSpec(GrammarKind.REGEX, "[0-9]")
+    asked = []
+    for model in (folder, thinker, closed):
+        house = House(model, Script(token_ids=ids("1")))
+        await house.chat(sampling={"grammar": grammar})
+        asked.append(house.engine.submitted[0][2].grammar)
+    assert asked == [grammar, replace(grammar, after="</think>", opening="<think>"), grammar]

@@ -164,6 +164,12 @@ def test_an_empty_users_file_changes_nothing(tmp_path: Path, text: str) -> None:
         ("top_k: 20", "topk: 20", 8, "`sampling` is"),
         ("temperature: 0.7", "temperature: hot", 8, "temperature (0 to 100)"),
         ('["<think>", "</think>"]', '["<think>"]', 10, "`reasoning` is ['<think>']"),
+        (
+            "tool_format: hermes",
+            "tool_format: herms",
+            9,
+            "`tool_format` is 'herms'; it must be one of qwen3_xml, hermes",
+        ),
         ("[tiny, mini]", "tiny", 11, "`aliases` is 'tiny'; it must be a list"),
         ("[tiny, mini]", "[a/b]", 11, "`aliases` is ['a/b']"),
         ("licence: apache-2.0", "licence:", 6, "`licence` is None"),

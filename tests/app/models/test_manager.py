@@ -113,7 +113,13 @@ def engines() -> Engines:
 @pytest.fixture
 async def manager(tmp_path: Path, shelf: TwoModels, engines: Engines) -> AsyncIterator[ModelManager]:
     chosen = settings.load({"max_num_seqs": 5, "kv_gb": 0.5, "home": tmp_path}, {})
-    made = ModelManager(chosen, shelf, engines, retry_pause_s=0.2)
+    made = ModelManager(
+        chosen,
+        shelf,
+        engines,
+        text_notes=lambda folder: [f"{folder.name} has no template."],
+        retry_pause_s=0.2,
+    )
     yield made
     await made.close()
 
@@ -158,6 +164,14 @@ async def test_what_was_made_smaller_to_fit_is_said_in_the_log(
     manager.load("one")
     await manager.acquire("")
     assert "one: The context was made smaller." in caplog.text
+
+
+async def test_what_is_odd_about_the_models_text_is_said_at_the_load(
+    manager: ModelManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager.load("one")
+    await manager.acquire("")
+    assert "one: one has no template." in caplog.text
 
 
 @pytest.mark.parametrize(

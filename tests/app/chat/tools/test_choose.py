@@ -8,7 +8,7 @@ import pytest
 from app.chat.template import ChatTemplate
 from app.chat.tools.choose import FORMATS
 from app.chat.tools.tagged_json import TaggedJson
-from app.chat.types import Message, ToolCall, ToolSpec
+from app.chat.types import TOOL_FORMATS, Message, ToolCall, ToolSpec
 from tests.clients.scenes import TEMPLATE
 from tests.fakes import CHATML
 
@@ -45,6 +45,10 @@ def render(source: str, *messages: Message, tools: tuple[ToolSpec, ...] = (WEATH
 )
 def test_a_format_is_known_by_its_templates_words(source: str, name: str) -> None:
     assert ChatTemplate(source, {}).tool_format is FORMATS[name]
+
+
+def test_the_catalogue_may_name_every_format() -> None:
+    assert (*FORMATS,) == TOOL_FORMATS
 
 
 def test_a_format_of_no_name_is_seen_in_what_the_template_writes() -> None:
