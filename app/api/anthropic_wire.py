@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.body import invalid
+from app.api.body import MAX_MESSAGES, Count, Many, invalid
 from app.api.conversation import tool_choice_of, tools_of
 from app.api.errors import echo
 from app.api.protocol import Finite, greedy_at_zero, stop_strings
@@ -38,9 +38,9 @@ class CountBody(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = None
-    messages: Annotated[list[TurnBody], Field(min_length=1)]
+    messages: Annotated[Many[TurnBody], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: Any = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
@@ -71,11 +71,11 @@ class CountBody(BaseModel):
 
 
 class MessagesBody(CountBody):
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Count, Field(ge=1)] | None = None
     temperature: Annotated[Finite, Field(ge=0)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Many[str] | None = None
     output_format: dict[str, Any] | None = None
     stream: bool | None = None
 

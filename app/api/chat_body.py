@@ -4,18 +4,16 @@ from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
-from app.api.body import invalid
+from app.api.body import MAX_MESSAGES, Count, Many, invalid
 from app.api.conversation import MessageBody, messages_of, tool_choice_of, tools_of
 from app.api.errors import echo
 from app.api.protocol import MAX_LOGPROBS, GenerationBody, token_limit
 from app.chat.types import ChatRequest, Effort, Message
 
-MAX_MESSAGES = 50_000  # a template takes seconds for so many
-
 
 class ChatBody(GenerationBody):
-    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = None
+    messages: Annotated[Many[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Any = None

@@ -7,9 +7,9 @@ honoured is in `_REFUSED`, by name; any other is accepted and ignored, as client
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from app.api.body import invalid
+from app.api.body import Count, Many, invalid
 from app.api.errors import echo
 from app.api.grammars import FIELDS as GRAMMAR_FIELDS
 from app.api.grammars import named_grammar_of
@@ -21,6 +21,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 256
 MAX_STOP_CHARS = 4096
 MAX_LOGPROBS = 20
+MAX_BIASES = 16_384
 _SEEDS = 2**63
 _PRIORITIES = 10**9
 
@@ -28,6 +29,12 @@ Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "ar
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _not_too_many(biases: Any) -> Any:
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise invalid("logit_bias", f"has {len(biases):,} entries; the limit is {MAX_BIASES:,}.")
+    return biases
 
 
 class StreamOptions(BaseModel):
@@ -43,7 +50,7 @@ class GenerationBody(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = None
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     temperature: Annotated[Finite, Field(ge=0)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -51,17 +58,17 @@ class GenerationBody(BaseModel):
     repetition_penalty: Annotated[Finite, Field(gt=0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[int, Bias] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_not_too_many)] | None = None
+    min_tokens: Annotated[Count, Field(ge=0)] | None = None
     seed: Annotated[int, Field(ge=-_SEEDS, lt=_SEEDS)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Stop = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Many[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Annotated[Many[int], Field(min_length=1)] | None = None
+    bad_words: Many[str] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-_PRIORITIES, le=_PRIORITIES)] | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from app.api.body import invalid
+from app.api.body import MAX_MESSAGES, Count, Many, invalid
 from app.api.conversation import tool_choice_of, tools_of
 from app.api.errors import echo
 from app.api.grammars import grammar_of
@@ -43,7 +43,7 @@ class ResponsesBody(BaseModel):
     model: str | None = None
     input: Input
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Count | None = None
     temperature: Annotated[Finite, Field(ge=0)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -51,8 +51,8 @@ class ResponsesBody(BaseModel):
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
+    include: Many[str] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
@@ -142,6 +142,8 @@ def _messages(given: Any) -> list[Message]:
         return [Message(role="user", content=given)]
     if not isinstance(given, list) or not given:
         raise invalid("input", f"expected a text or a list of items, not empty; got {echo(given)}.")
+    if len(given) > MAX_MESSAGES:
+        raise invalid("input", f"has {len(given):,} items; the limit is {MAX_MESSAGES:,}.")
     messages: list[Message] = []
     for index, item in enumerate(given):
         if not isinstance(item, dict):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.body import body_schema, invalid, parse_body, raw_body, read_body
+from app.api.body import Many, body_schema, invalid, parse_body, raw_body, read_body
 from app.api.chat_body import ChatBody
 from app.api.ids import engine_request_id
 from app.chat.service import ChatService, check_countable
@@ -33,7 +33,7 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=_MAX_IDS)]
+    tokens: Annotated[Many[TokenId], Field(max_length=_MAX_IDS)]
 
 
 def tokens_router(service: ChatService) -> APIRouter:
