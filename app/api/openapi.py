@@ -120,12 +120,19 @@ _EXAMPLES: dict[str, Schema] = {
     "/v1/embeddings": {"input": "Hello!"},
     "/tokenize": {"prompt": "Hello!"},
     "/detokenize": {"tokens": [72, 105]},
+    "/infill": {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n"},
+    "/v1/fim/completions": {"prompt": "def add(a, b):\n    return ", "suffix": "\n"},
+    "/memory": {"give_back_gb": 0},
     "/api/chat": {"messages": _HELLO},
     "/api/generate": {"prompt": "Hello!"},
 }
 
+_EVENTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    *("/infill", "/v1/fim/completions", "/models/sse"),
+)
 _STREAMS = {
-    **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"), SSE_TYPE),
+    **dict.fromkeys(_EVENTS, SSE_TYPE),
     **dict.fromkeys(("/api/chat", "/api/generate"), "application/x-ndjson"),
 }
 
@@ -158,7 +165,7 @@ def _completed(schema: Schema) -> Schema:
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"] = _responses(path, operation["responses"]["200"])
-            if path in _EXAMPLES:
+            if path in _EXAMPLES and "requestBody" in operation:
                 operation["requestBody"]["content"]["application/json"]["example"] = _EXAMPLES[path]
     return schema
 

@@ -24,7 +24,9 @@ _PATIENCE_S = 30.0
 
 
 def model_folder(folder: Path) -> Path:
-    return byte_model_folder(folder, chat_template=TEMPLATE)
+    """Of a model that calls tools and fills gaps."""
+    gap = ("<|fim_prefix|>", "<|fim_suffix|>")
+    return byte_model_folder(folder, chat_template=TEMPLATE, words=gap)
 
 
 class Stage:

@@ -71,8 +71,8 @@ def _plain(operation: Any) -> Any:
     path = {"model_id": MODEL} if operation.path_parameters else {}
     if not operation.body:
         return operation.Case(path_parameters=path)
-    example = operation.body[0].definition.get("example") or {}
-    return operation.Case(path_parameters=path, body={"model": MODEL} | example, media_type="application/json")
+    body = operation.body[0].definition.get("example") or {"model": MODEL}
+    return operation.Case(path_parameters=path, body=body, media_type="application/json")
 
 
 def _send(case: Any) -> int:
