@@ -17,7 +17,7 @@ class MemoryBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     give_back_gb: float = Field(
-        ge=0, allow_inf_nan=False, description="of the KV cache as it was made; 0 takes it again"
+        ge=0, le=1e6, allow_inf_nan=False, description="of the KV cache as it was made; 0 takes it again"
     )
 
 

@@ -23,7 +23,7 @@ from app.api.errors import anthropic_body, body_for, error_body
 from app.errors import AppError
 from tests.clients.stage import Stage, model_folder
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 200.0
 _MAX_MESSAGE = 1200
 _MEMORY_BYTES = 700 * 2**20  # for a body of 10 MB: its text, its JSON, its values, and what the machine keeps back
 
