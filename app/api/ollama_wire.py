@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from app.api.body import invalid
+from app.api.body import MAX_MESSAGES, Count, Many, invalid
 from app.api.conversation import MessageBody, messages_of, tools_of
 from app.api.errors import echo
 from app.api.protocol import Finite, Penalty, Stop, greedy_at_zero, stop_strings
@@ -29,7 +29,7 @@ Think = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "
 class OptionsBody(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    num_predict: int | None = None
+    num_predict: Count | None = None
     temperature: Annotated[Finite, Field(ge=0)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -100,7 +100,7 @@ class OllamaBody(BaseModel):
 
 
 class ChatBody(OllamaBody):
-    messages: list[dict[str, Any]] = Field(default_factory=list)
+    messages: Annotated[Many[dict[str, Any]], Field(max_length=MAX_MESSAGES)] = Field(default_factory=list)
     tools: Any = None
 
     def request(self, request_id: str) -> ChatRequest:
@@ -123,7 +123,7 @@ class GenerateBody(OllamaBody):
     system: str | None = None
     raw: bool | None = None
     template: str | None = None
-    context: list[int] | None = None
+    context: Many[int] | None = None
     images: list[Any] | None = None
 
     def request(self, request_id: str) -> ChatRequest | CompletionRequest:
