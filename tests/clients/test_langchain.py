@@ -16,7 +16,20 @@ def results(stage: Stage) -> Results:
 
 
 @cells(
-    *("chat", "stream", "usage", "unicode", "stop", "schema", "logprobs", "completions", "errors"),
+    *(
+        "chat",
+        "stream",
+        "usage",
+        "unicode",
+        "stop",
+        "tools",
+        "tool_stream",
+        "parallel",
+        "schema",
+        "logprobs",
+        "completions",
+        "errors",
+    ),
 )
 def test_a_check(feature: str, results: Results) -> None:
     assert results[feature] is None

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 from llm.cli import cli
 
-from tests.clients.scenes import ADA, ADA_SCHEMA, UNICODE
+from tests.clients.scenes import ADA, ADA_SCHEMA, REPORT, UNICODE
 from tests.clients.stage import MODEL, Stage
 from tests.clients.table import Client
 
@@ -66,6 +66,19 @@ def test_nothing_of_a_stop_string_is_seen(model: Any) -> None:
 def test_a_schema_without_strict_reaches_the_engine(model: Any, stage: Stage) -> None:
     assert json.loads(model.prompt("scene:json", schema=ADA_SCHEMA).text()) == ADA
     assert "integer" in stage.last_params().grammar.text
+
+
+def get_weather(city: str) -> str:
+    """Weather of a city."""
+    return REPORT
+
+
+@proves("tools", "tool_stream", "parallel")
+def test_a_chain_of_calls_ends_in_the_answer(model: Any) -> None:
+    for stream in (True, False):
+        for scene in ("tool", "tools"):
+            chain = model.chain(f"scene:{scene}", tools=[get_weather], stream=stream)
+            assert chain.text() == f"It is {REPORT}."
 
 
 @proves("errors")

@@ -1,6 +1,7 @@
 """The openai package for Python."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.clients.scenes import ADA, ADA_SCHEMA, UNICODE
+from tests.clients.scenes import ADA, ADA_SCHEMA, REPORT, UNICODE, WEATHER_SCHEMA
 from tests.clients.stage import MODEL, Stage, until
 from tests.clients.table import Client
 
@@ -59,6 +60,41 @@ def test_nothing_of_a_stop_string_is_seen_streamed_or_not(client: openai.OpenAI)
 def test_the_list_of_models(client: openai.OpenAI) -> None:
     assert MODEL in [model.id for model in client.models.list()]
     assert client.models.retrieve(MODEL).id == MODEL
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Weather of a city", "parameters": WEATHER_SCHEMA},
+}
+
+
+@proves("tools")
+def test_a_tool_is_called_and_its_result_told(client: openai.OpenAI) -> None:
+    choice = chat(client, "tool", tools=[WEATHER], parallel_tool_calls=True).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+    result = {"role": "tool", "tool_call_id": call.id, "content": REPORT}
+    messages: list[Any] = [*asks("tool"), choice.message, result]
+    answer = client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
+    assert answer.choices[0].message.content == f"It is {REPORT}."
+
+
+@proves("tool_stream", "parallel")
+def test_the_stream_helper_joins_the_pieces_of_every_call(client: openai.OpenAI) -> None:
+    for scene, cities in (("tool", ["Paris"]), ("tools", ["Paris", "Rome"])):
+        with client.chat.completions.stream(model=MODEL, messages=asks(scene), tools=[WEATHER]) as stream:
+            choice = stream.get_final_completion().choices[0]
+        calls = choice.message.tool_calls or []
+        assert [json.loads(call.function.arguments)["city"] for call in calls] == cities
+        assert choice.finish_reason == "tool_calls" and len({call.id for call in calls}) == len(cities)
+
+
+@proves("tools")
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_call_that_must_come_is_a_matter_of_the_grammar(client: openai.OpenAI, stage: Stage, choice: Any) -> None:
+    assert chat(client, "tool", tools=[WEATHER], tool_choice=choice).choices[0].message.tool_calls
+    assert stage.last_params().grammar is not None
 
 
 class Person(BaseModel):

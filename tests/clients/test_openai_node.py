@@ -15,7 +15,20 @@ def results(stage: Stage) -> Results:
 
 
 @cells(
-    *("chat", "stream", "usage", "unicode", "stop", "models", "schema", "reasoning", "logprobs"),
+    *(
+        "chat",
+        "stream",
+        "usage",
+        "unicode",
+        "stop",
+        "tools",
+        "tool_stream",
+        "parallel",
+        "models",
+        "schema",
+        "reasoning",
+        "logprobs",
+    ),
     *("completions", "errors"),
 )
 def test_a_check(feature: str, results: Results) -> None:

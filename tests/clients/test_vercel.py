@@ -15,15 +15,7 @@ def results(stage: Stage) -> Results:
 
 
 @cells(
-    *(
-        "chat",
-        "stream",
-        "usage",
-        "unicode",
-        "stop",
-        "schema",
-        "reasoning",
-    ),
+    *("chat", "stream", "usage", "unicode", "stop", "tools", "tool_stream", "parallel", "schema", "reasoning"),
     *("completions", "errors"),
 )
 def test_a_check(feature: str, results: Results) -> None:
