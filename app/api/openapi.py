@@ -101,6 +101,7 @@ _ANSWERS: dict[str, Schema] = {
     "/detokenize": record(prompt=TEXT),
     "/api/chat": record(model=TEXT, created_at=TEXT, done=FLAG, message=record(role=TEXT, content=TEXT)),
     "/api/generate": record(model=TEXT, created_at=TEXT, done=FLAG, response=TEXT),
+    "/api/embed": record(model=TEXT, embeddings=many(many(NUMBER))),
     "/api/tags": record(models=many(record(name=TEXT, model=TEXT))),
     "/api/version": record(version=TEXT),
     "/health": record(
@@ -123,6 +124,7 @@ _EXAMPLES: dict[str, Schema] = {
     "/infill": {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n"},
     "/v1/fim/completions": {"prompt": "def add(a, b):\n    return ", "suffix": "\n"},
     "/memory": {"give_back_gb": 0},
+    "/api/embed": {"input": "Hello!"},
     "/api/chat": {"messages": _HELLO},
     "/api/generate": {"prompt": "Hello!"},
 }

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -24,9 +25,11 @@ _PATIENCE_S = 30.0
 
 
 def model_folder(folder: Path) -> Path:
-    """Of a model that calls tools and fills gaps."""
+    """Of a model that can do all there is: call tools, fill gaps, make vectors."""
     gap = ("<|fim_prefix|>", "<|fim_suffix|>")
-    return byte_model_folder(folder, chat_template=TEMPLATE, words=gap)
+    made = byte_model_folder(folder, chat_template=TEMPLATE, words=gap)
+    (made / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Pooling"}]))
+    return made
 
 
 class Stage:

@@ -1,5 +1,6 @@
 """Ollama's package for Python."""
 
+import json
 from typing import Any
 
 import ollama
@@ -8,6 +9,7 @@ import pytest
 from tests.clients.scenes import ADA, ADA_SCHEMA, REPORT, UNICODE, WEATHER_SCHEMA
 from tests.clients.stage import MODEL, Stage
 from tests.clients.table import Client
+from tests.fakes import embedding_of, ids
 
 CLIENT = Client("ollama (Python)", "ollama")
 WEATHER: Any = {
@@ -89,8 +91,6 @@ def test_calls_that_are_streamed_are_whole(client: ollama.Client) -> None:
 
 @proves("schema")
 def test_a_schema_and_plain_json_reach_the_engine(client: ollama.Client, stage: Stage) -> None:
-    import json
-
     forms: list[Any] = [ADA_SCHEMA, "json"]
     for form in forms:
         assert json.loads(ask(client, "json", format=form).message.content) == ADA
@@ -101,6 +101,12 @@ def test_a_schema_and_plain_json_reach_the_engine(client: ollama.Client, stage: 
 def test_the_thinking_is_beside_the_answer(client: ollama.Client) -> None:
     message = ask(client, "reasoning", think=True).message
     assert (message.content, message.thinking) == ("Four.", "Two and two.")
+
+
+@proves("embeddings")
+def test_texts_become_vectors_in_order(client: ollama.Client) -> None:
+    made = client.embed(model=MODEL, input=["a", "bc"]).embeddings
+    assert [tuple(vector) for vector in made] == [embedding_of(ids(text)) for text in ("a", "bc")]
 
 
 @proves("errors")

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from tests.clients.scenes import ADA, ADA_SCHEMA, REPORT, UNICODE, WEATHER_SCHEMA
 from tests.clients.stage import MODEL, Stage, until
 from tests.clients.table import Client
+from tests.fakes import embedding_of, ids
 
 CLIENT = Client("openai (Python)", "openai")
 proves = pytest.mark.proves
@@ -144,6 +145,15 @@ def test_completions_of_every_shape_of_prompt(client: openai.OpenAI) -> None:
         assert [choice.text for choice in answer.choices] in (["aParis."], ["aParis.", "bParis."])
     stream = client.completions.create(model=MODEL, prompt="a", stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == "Paris."
+
+
+@proves("embeddings")
+def test_texts_become_vectors_in_order(client: openai.OpenAI) -> None:
+    made = client.embeddings.create(model=MODEL, input=["a", "bc"]).data
+    assert [item.index for item in made] == [0, 1]
+    assert [tuple(item.embedding) for item in made] == [
+        pytest.approx(embedding_of(ids(text)), rel=1e-6) for text in ("a", "bc")
+    ]
 
 
 @proves("errors")
