@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from app.api.body import body_schema, invalid, read_body
+from app.api.body import Count, body_schema, invalid, read_body
 from app.api.dialect import Answer
 from app.api.errors import echo, error_response
 from app.api.ids import engine_request_id
@@ -34,7 +34,7 @@ class InputBody(BaseModel):
 
     model: str | None = None
     input: Input
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[Count, Field(ge=1)] | None = None
 
     def requests(self, request_id: str, model: str) -> list[EmbeddingRequest]:
         """One for each input. Raises AppError (400)."""

@@ -28,6 +28,7 @@ def results(stage: Stage) -> Results:
         "schema",
         "logprobs",
         "completions",
+        "embeddings",
         "errors",
     ),
 )

@@ -28,6 +28,7 @@ def results(stage: Stage) -> Results:
         "schema",
         "reasoning",
         "completions",
+        "embeddings",
         "errors",
     ),
 )

@@ -29,7 +29,7 @@ def results(stage: Stage) -> Results:
         "reasoning",
         "logprobs",
     ),
-    *("completions", "errors"),
+    *("completions", "embeddings", "errors"),
 )
 def test_a_check(feature: str, results: Results) -> None:
     assert results[feature] is None

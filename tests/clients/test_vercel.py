@@ -16,7 +16,7 @@ def results(stage: Stage) -> Results:
 
 @cells(
     *("chat", "stream", "usage", "unicode", "stop", "tools", "tool_stream", "parallel", "schema", "reasoning"),
-    *("completions", "errors"),
+    *("completions", "embeddings", "errors"),
 )
 def test_a_check(feature: str, results: Results) -> None:
     assert results[feature] is None

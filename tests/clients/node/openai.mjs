@@ -102,6 +102,10 @@ await play({
     const answer = await client.completions.create({ model: stage.model, prompt: ["a", "b"], echo: true });
     same(answer.choices.map((choice) => choice.text), ["aParis.", "bParis."]);
   },
+  async embeddings() {
+    const made = await client.embeddings.create({ model: stage.model, input: ["a", "bc"] });
+    same(made.data.map((item) => [item.index, item.embedding.length > 0]), [[0, true], [1, true]]);
+  },
   async errors() {
     const lost = client.chat.completions.create({ model: "no-such", messages: asks("plain") });
     await rejects(lost, OpenAI.NotFoundError, /no-such/);

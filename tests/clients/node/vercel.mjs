@@ -68,6 +68,10 @@ await play({
     const { text } = await generateText({ ...ask("plain"), model: provider.completionModel(stage.model) });
     same(text, "Paris.");
   },
+  async embeddings() {
+    const made = await embedMany({ model: provider.embeddingModel(stage.model), values: ["a", "bc"], maxRetries: 0 });
+    same(made.embeddings.map((vector) => vector.length > 0), [true, true]);
+  },
   async errors() {
     await rejects(generateText({ ...ask("plain"), model: provider("no-such") }), APICallError, /no-such/);
     let told = null;
