@@ -56,6 +56,7 @@ class Settings:
     gpu_memory_utilization: float
     gpu_memory_gb: float | None
     kv_cache_dtype: str
+    keep_packed: bool
     kv_gb: float | None
     api_key: tuple[str, ...] = field(repr=False)
     admin_key: tuple[str, ...] = field(repr=False)
@@ -303,6 +304,15 @@ TABLE: tuple[Setting, ...] = (
         read=_choice(*_KV_CACHE_DTYPES),
         allowed="one of " + ", ".join(_KV_CACHE_DTYPES),
         help=f"type of the KV cache: {', '.join(_KV_CACHE_DTYPES)}",
+    ),
+    Setting(
+        name="keep_packed",
+        default=True,
+        read=_switch,
+        allowed="true or false",
+        help="do not keep 4-bit weights beside a model as the card holds them: saves disk, each load takes longer",
+        default_text="kept",
+        takes="nothing",
     ),
     Setting(
         name="kv_gb",

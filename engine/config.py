@@ -29,6 +29,8 @@ class EngineConfig:
     kv_gb                   KV cache in GB (1e9 bytes), on a card at most; None takes what is left there, and on a CPU a
                             quarter of free memory, at most 4
     kv_cache_dtype          auto follows dtype; int8 has a scale per token and head
+    keep_packed             4-bit weights as a card holds them stay beside the checkpoint (as large again), so that the
+                            next load need not unpack (CUDA)
     seed                    base of the seeds drawn for requests that bring none; None is fresh each start
     num_threads             CPU threads; None takes every core this process may use
     cache_dir               folder for what a load finds out about the card and later loads need not; None finds it
@@ -51,6 +53,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     enable_prefix_caching: bool = True
+    keep_packed: bool = True
     seed: int | None = None
     num_threads: int | None = None
     cache_dir: str | None = None

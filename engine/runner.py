@@ -4,6 +4,7 @@ kept of a running sequence between its steps: the id that it sampled last, in it
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.spec import ModelSpec
 from engine.plan import BatchPlan, FinishedStep, Grammar, PendingStep, ScheduledSequence
+from engine.quant.kept import KeptWeights
 from engine.quant.linear import packed_weights
 from engine.replay import Replay
 from engine.sampling.grammar import GrammarCompiler
@@ -360,16 +362,33 @@ def _load_decoder(
     def on_layer(done: int) -> None:
         on_progress(f"reading weights, layer {done} of {len(spec.layers)}", 0.05 + 0.8 * done / len(spec.layers))
 
-    builder = DecoderBuilder(spec, reader, checkpoint.format, device.torch, dtype)
-    decoder = builder.build(asked_context(config, spec), on_layer)
-    unused = builder.unused()
-    reader.close()
-    if unused:
-        shown = ", ".join(unused[:5])
-        raise BadCheckpoint(f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}.")
+    with _kept_weights(config, checkpoint, device, reader.total_bytes()) as kept:
+        builder = DecoderBuilder(spec, reader, checkpoint.format, device.torch, dtype, kept)
+        decoder = builder.build(asked_context(config, spec), on_layer)
+        unused = builder.unused()
+        reader.close()
+        if unused:
+            shown = ", ".join(unused[:5])
+            raise BadCheckpoint(
+                f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}."
+            )
+        notes = builder.notes
+        if kept is not None:
+            kept.finish(notes)
+            notes += (kept.note,) if kept.note else ()
     if device.kind == "cuda":
-        return decoder, torch.cuda.memory_allocated() - allocated_before, builder.notes
-    return decoder, decoder.num_bytes, builder.notes
+        return decoder, torch.cuda.memory_allocated() - allocated_before, notes
+    return decoder, decoder.num_bytes, notes
+
+
+def _kept_weights(
+    config: EngineConfig, checkpoint: Checkpoint, device: Device, needed_bytes: int
+) -> AbstractContextManager[KeptWeights | None]:
+    """Only a card's form is worth it, and only a folder on disk has a place."""
+    is_wanted = config.keep_packed and device.kind == "cuda" and checkpoint.format is not None
+    if not (is_wanted and checkpoint.folder.is_dir()):
+        return nullcontext()
+    return closing(KeptWeights(checkpoint.folder, device.torch, needed_bytes))
 
 
 def _compute_dtype(config: EngineConfig, spec: ModelSpec, device: Device) -> torch.dtype:

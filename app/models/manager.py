@@ -414,6 +414,7 @@ def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
         kv_gb=settings.kv_gb,
         kv_cache_dtype=settings.kv_cache_dtype,
         cache_dir=str(settings.home / "cache"),
+        keep_packed=settings.keep_packed,
     )
 
 

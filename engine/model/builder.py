@@ -10,6 +10,7 @@ from engine.model.decoder import Decoder, Layer, LayerNorms
 from engine.model.ffn import GatedFfn, Moe
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, MoeSpec
 from engine.quant.base import Format
+from engine.quant.kept import KeptWeights
 from engine.quant.linear import DenseLinear, Linear, LinearLoader, place
 from engine.weights.reader import CheckpointReader
 
@@ -21,10 +22,16 @@ class DecoderBuilder:
     """Host memory holds one module at a time."""
 
     def __init__(
-        self, spec: ModelSpec, reader: CheckpointReader, fmt: Format | None, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        reader: CheckpointReader,
+        fmt: Format | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        kept: KeptWeights | None = None,
     ) -> None:
         self._spec, self._reader = spec, reader
-        self._linears = LinearLoader(reader, fmt, device, dtype, spec.dtype)
+        self._linears = LinearLoader(reader, fmt, device, dtype, spec.dtype, kept)
         self._device, self._dtype = device, dtype
         self._root = next((root for root in _ROOTS if reader.has(f"{root}embed_tokens.weight")), "model.")
 

@@ -1,8 +1,8 @@
-"""Packed weights kept beside the checkpoint, so that the next load on a card reads them as they will lie in its memory.
+"""Packed weights kept beside the checkpoint: the next load on a card reads them as they will lie in its memory.
 
-A folder `packed-KEY` holds safetensors files and an index, which is written last: without it nothing is read. KEY changes
-with the checkpoint's files and with the layout, and the folder of another key is removed. What cannot be kept is no
-error, for the checkpoint itself is there: `note` says why.
+A folder `packed-KEY` holds safetensors files and an index, which is written last: without it nothing is read. KEY
+changes with the checkpoint's files and with the layout, and the folder of another key is removed. What cannot be kept
+is no error, for the checkpoint itself is there: `note` says why.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from kernels.gpu.planar import LAYOUT_VERSION, PlanarWeight
 _INDEX = "index.json"
 _FILE_BYTES = 512 * 1024**2  # of host memory while they are written
 _SPARE_BYTES = 4_000_000_000  # what a disk must have left beside them
+_ABANDONED_S = 3600.0
 _NUMBERS = ("has_zeros", "group_size", "num_inputs", "num_outputs")
 
 
@@ -103,6 +105,7 @@ class _Writer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        _remove_abandoned(folder.parent)
         self._under_way = Path(tempfile.mkdtemp(prefix="packing-", dir=folder.parent))
         self._tensors: dict[str, torch.Tensor] = {}
         self._num_bytes = 0
@@ -142,13 +145,20 @@ class _Writer:
         self._tensors, self._num_bytes = {}, 0
 
 
+def _remove_abandoned(folder: Path) -> None:
+    """What a process that was killed had begun. A load takes minutes, so one of the last hour may be under way."""
+    for path in folder.glob("packing-*"):
+        if time.time() - path.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _name(modules: Sequence[str]) -> str:
     return "|".join(modules)
 
 
 def _key(folder: Path) -> str:
-    """Of the files as they lie there: names, lengths, times of change. Reading gigabytes for a hash would cost more than
-    it saves; a file that is replaced has another time.
+    """Of the files as they lie there: names, lengths, times of change. Reading gigabytes for a hash would cost more
+    than it saves; a file that is replaced has another time.
     """
     parts: list[object] = [LAYOUT_VERSION]
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from engine.errors import BadCheckpoint
 from engine.quant.base import DenseTensors, Format, QuantizedTensors, read_bias
 from engine.quant.check import check_numbers, check_products
+from engine.quant.kept import KeptWeights, PackedModules
 from engine.weights.reader import CheckpointReader
 from kernels import ops
+from kernels.gpu.planar import PlanarWeight
 
 _PACKED_BITS = 4
 
@@ -90,12 +92,22 @@ class LinearLoader:
     """Makes the Linears of one checkpoint, and remembers in `notes` what a reader of the log should know of them."""
 
     def __init__(
-        self, reader: CheckpointReader, fmt: Format | None, device: torch.device, dtype: torch.dtype, model_dtype: str
+        self,
+        reader: CheckpointReader,
+        fmt: Format | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        model_dtype: str,
+        kept: KeptWeights | None = None,
     ) -> None:
-        """`dtype` is that of the arithmetic, `model_dtype` the one that the checkpoint's config names."""
+        """`dtype` is that of the arithmetic, `model_dtype` the one that the checkpoint's config names. `kept`: where
+        packed weights are found, or go for the next load.
+        """
         self._reader, self._format, self._device, self._dtype = reader, fmt, device, dtype
         self._model_dtype = model_dtype
-        self._notes: dict[str, None] = {}  # in the order of their coming, each once
+        self._kept = kept
+        # In the order of their coming, each once.
+        self._notes: dict[str, None] = dict.fromkeys(kept.notes if kept else ())
         self._checked_kinds: set[str] = set()
 
     @property
@@ -108,12 +120,36 @@ class LinearLoader:
         Raises BadCheckpoint for a module that is stored neither densely nor in the checkpoint's format, whose numbers
         make no sense, or whose shape is not the one that config.json asks for.
         """
+        if (linear := self._find_kept(prefixes, shape)) is not None:
+            return linear
         modules = [self._read(prefix) for prefix in prefixes]
         if sum(module.shape[0] for module in modules) != shape[0] or any(m.shape[1] != shape[1] for m in modules):
             each = ", ".join(f"`{module.prefix}` {module.shape}" for module in modules)
             raise BadCheckpoint(f"config.json asks for weights of {shape} (outputs, inputs); the files have {each}.")
         parts = [self._build(group) for group in _fusable(modules)]
-        return parts[0] if len(parts) == 1 else SplitLinear(parts)
+        if len(parts) > 1:
+            return SplitLinear(parts)
+        self._keep(prefixes, parts[0])
+        return parts[0]
+
+    def _find_kept(self, prefixes: Sequence[str], shape: tuple[int, int]) -> W4Linear | None:
+        """They were checked when they were packed."""
+        packed = self._kept.find(prefixes) if self._kept else None
+        if packed is None or (packed.weight.num_outputs, packed.num_inputs) != shape:
+            return None
+        for prefix in prefixes:
+            for name in self._names_of(prefix):
+                self._reader.skip(name)
+        bias = None if packed.bias is None else packed.bias.to(self._dtype)
+        return W4Linear(packed.weight, packed.num_inputs, packed.order, bias)
+
+    def _keep(self, prefixes: Sequence[str], linear: Linear) -> None:
+        if self._kept and isinstance(linear, W4Linear) and isinstance(linear.weight, PlanarWeight):
+            self._kept.add(prefixes, PackedModules(linear.weight, linear.shape[1], linear.order, linear.bias))
+
+    def _names_of(self, prefix: str) -> list[str]:
+        """Tensors of a module, as its format calls them."""
+        return [name for name in self._reader.names if name.startswith(prefix + ".")]
 
     def is_quantized(self, prefix: str) -> bool:
         return self._format is not None and self._format.claims(self._reader, prefix)
@@ -126,7 +162,7 @@ class LinearLoader:
             return quantized if quantized.bits <= _PACKED_BITS else _as_dense(quantized)
         if self._reader.has(f"{prefix}.weight"):
             return DenseTensors(prefix, self._reader.get(f"{prefix}.weight"), read_bias(self._reader, prefix))
-        found = sorted(name.removeprefix(prefix + ".") for name in self._reader.names if name.startswith(prefix + "."))
+        found = sorted(name.removeprefix(prefix + ".") for name in self._names_of(prefix))
         wanted = f"weight, or {self._format.name} tensors" if self._format else "weight (no quantization_config)"
         raise BadCheckpoint(f"`{prefix}`: expected {wanted}; found {', '.join(found) or 'nothing'}.")
 

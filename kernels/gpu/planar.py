@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from kernels.gpu.table import Config
 
+LAYOUT_VERSION = 1  # of what is kept on disk: one more whenever the numbers of a PlanarWeight mean something else
 PLANES = 4
 TILE_N = 256  # outputs are padded to it: the largest tile of any kernel
 SYMMETRIC_ZERO = 8
@@ -42,6 +43,22 @@ class PlanarWeight:
     num_inputs: int
     num_outputs: int
     measured: dict[int, Config] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        codes: torch.Tensor,
+        words: torch.Tensor,
+        *,
+        has_zeros: bool,
+        group_size: int,
+        num_inputs: int,
+        num_outputs: int,
+    ) -> "PlanarWeight":
+        """With counters of its own."""
+        tiles = codes.shape[1] // _MIN_TILE_N * _MAX_ROW_TILES
+        counters = torch.zeros(tiles, dtype=torch.int32, device=codes.device)
+        return cls(codes, words, counters, has_zeros, group_size, num_inputs, num_outputs)
 
     @property
     def depth(self) -> int:
@@ -104,15 +121,13 @@ def pack_planar(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
     words = ((bits + 128) & -256) | zeros if has_zeros else bits
     padded_k = k + -k % (PLANES * depth)
     padded_groups = 1 if num_groups == 1 else -(-padded_k // group_size)
-    tiles = (n + padding) // _MIN_TILE_N * _MAX_ROW_TILES
-    return PlanarWeight(
+    return PlanarWeight.of(
         _planes(F.pad(codes, (0, padding, 0, padded_k - k)), depth),
         F.pad(words, (0, padding, 0, padded_groups - num_groups)),
-        torch.zeros(tiles, dtype=torch.int32, device=codes.device),
-        has_zeros,
-        max(group_size, k) if num_groups == 1 else group_size,
-        k,
-        n,
+        has_zeros=has_zeros,
+        group_size=max(group_size, k) if num_groups == 1 else group_size,
+        num_inputs=k,
+        num_outputs=n,
     )
 
 

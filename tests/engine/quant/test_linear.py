@@ -16,8 +16,11 @@ from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, EngineError
 from engine.quant.check import check_products
 from engine.quant.formats import open_format
+from engine.quant.kept import KeptWeights
 from engine.quant.linear import DenseLinear, Linear, LinearLoader, SplitLinear, W4Linear
 from engine.runner import load_runner
+from kernels import ops
+from kernels.gpu.planar import pack_planar
 from tests import packers
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.quant.memory_reader import MemoryReader
@@ -253,3 +256,19 @@ def test_the_products_of_a_kind_are_checked_once(monkeypatch: pytest.MonkeyPatch
         for name in ("q", "o"):
             loader.load([f"layers.{layer}.{name}"], (64, 128))
     assert checked == ["layers.0.q", "layers.0.o"]
+
+
+def test_a_second_load_takes_the_packed_weights_and_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "pack_weight", pack_planar)  # as on a card
+    tensors, dense = _gptq("a", 0)
+    fmt = open_format(Path("nowhere"), {"quantization_config": _GPTQ})
+    for readable in (tensors, {name: torch.empty(0) for name in tensors}):
+        kept = KeptWeights(tmp_path, _CPU, 0)
+        reader = MemoryReader(readable)
+        loader = LinearLoader(reader, fmt, _CPU, torch.float32, "bfloat16", kept)
+        assert _worst_error(loader.load(["a"], (64, 128)), dense) < 1e-4
+        assert reader.unused() == []
+        assert loader.notes == ("The model is bfloat16, its scales are float16: cast to float32.",)
+        kept.finish(loader.notes)
