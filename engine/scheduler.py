@@ -34,6 +34,10 @@ _LOOKAHEAD_TOKENS = 128
 # prompt does not wait for the last token of a long one.
 _PARTS_OF_BUDGET = 4
 
+# Who begins like a sequence that is being computed waits for that beginning, a step or two, if it is at least so long and
+# half of its prompt.
+_WORTH_WAITING_TOKENS = 128
+
 # One class, or one step of priority, is worth an arrival this much later; many are worth less each, and all together no
 # more than _MOST_LEVELS of them: so no priority, however large, makes a request wait for ever.
 _LEVEL_S = 30.0
@@ -72,6 +76,7 @@ class Scheduler:
         policy: str = "fcfs",
         target_itl_s: float = 0.05,
         lookahead_tokens: int = _LOOKAHEAD_TOKENS,
+        worth_waiting_tokens: int = _WORTH_WAITING_TOKENS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
@@ -80,6 +85,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._is_by_priority = policy == "priority"
         self._lookahead_tokens = lookahead_tokens
+        self._worth_waiting_tokens = worth_waiting_tokens
         self._clock = clock
         self._pace = PrefillPace(target_itl_s, max_num_batched_tokens)
         self._settled_s = 0.0
@@ -261,6 +267,8 @@ class Scheduler:
         while draft.budget and self._may_admit():
             sequence = self._waiting[0]
             match = self.pool.match(sequence.token_ids, sequence.num_cacheable_tokens)
+            if any(self._computes_most_of(other, sequence, match) for other in self._running):
+                return
             needed = self._blocks_ahead(sequence) - len(match.block_ids)
             if len(self._running) == self._max_num_seqs or promised + needed > self.pool.num_free - match.num_idle:
                 if not self._outranks_the_last():
@@ -272,6 +280,20 @@ class Scheduler:
             self._start(self._waiting.pop(0), match)
             self._extend(sequence, draft, is_followed=self._may_admit())
             promised += self._blocks_ahead(sequence)
+
+    def _computes_most_of(self, other: Sequence, sequence: Sequence, match: PrefixMatch) -> bool:
+        """Whether a running sequence is computing a good part of a waiting one's prompt: requests that begin alike and
+        come at once would else all compute their beginning.
+        """
+        size, start = self.pool.block_size, len(match.block_ids) * self.pool.block_size
+        if other.prefix != match.prefix or other.num_published * size != start or not self.pool.enable_prefix_caching:
+            return False
+        theirs, ours = other.token_ids, sequence.token_ids
+        end = start
+        most = min(len(theirs), sequence.num_cacheable_tokens)
+        while end + size <= most and theirs[end : end + size] == ours[end : end + size]:
+            end += size
+        return end - start >= self._worth_waiting_tokens and 2 * (end - start) >= len(ours) - start
 
     def _may_admit(self) -> bool:
         """Somebody waits whose last id is known, has a seat or can take one, and was not found to lack blocks."""

@@ -20,6 +20,7 @@ class Steps:
         budget: int = 8,
         lookahead: int = 0,
         policy: str = "fcfs",
+        worth_waiting: int = 1000,
     ) -> None:
         self.pool = BlockPool(num_blocks, 4)
         self.scheduler = Scheduler(
@@ -27,6 +28,7 @@ class Steps:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             lookahead_tokens=lookahead,
+            worth_waiting_tokens=worth_waiting,
             policy=policy,
             clock=lambda: 0.0,
         )
@@ -567,3 +569,34 @@ def test_background_request_leaves_the_cache_of_a_chat_alone_while_another_victi
         steps.step(STOP_ID)
     assert len(steps.pool.match(_numbers(0, 8), 8).block_ids) == 2
     assert len(steps.pool.match(_numbers(100, 8), 8).block_ids) == 0
+
+
+def test_who_begins_like_one_that_is_being_computed_waits_and_takes_it_from_the_cache() -> None:
+    steps = Steps(num_blocks=32, budget=64, worth_waiting=16)
+    shared = tuple(range(16))
+    for name, own in (("a", (50,)), ("b", (60, 61)), ("c", (70, 71, 72))):
+        steps.add(name, shared + own)
+    first, _ = steps.step()
+    assert _work(first) == [("a", 0, 17, True)]
+    second, _ = steps.step()
+    assert _work(second) == [("a", 17, 1, True), ("b", 16, 2, True), ("c", 16, 3, True)]
+
+
+def test_who_shares_little_or_less_than_half_with_one_that_is_being_computed_does_not_wait() -> None:
+    for worth_waiting, num_own in ((5, 1), (4, 5)):
+        steps = Steps(num_blocks=32, budget=64, worth_waiting=worth_waiting)
+        steps.add("a", (1, 2, 3, 4, 5))
+        steps.add("b", (1, 2, 3, 4, *_numbers(10, num_own)))
+        plan, _ = steps.step()
+        assert _work(plan) == [("a", 0, 5, True), ("b", 0, 4 + num_own, True)]
+
+
+def test_who_waits_for_one_that_leaves_computes_the_rest_itself() -> None:
+    steps = Steps(num_blocks=32, budget=8, worth_waiting=8)
+    steps.add("a", _numbers(0, 16))
+    steps.add("b", (*_numbers(0, 16), 20))
+    plan, _ = steps.step()
+    assert _order(plan) == ["a"]
+    steps.scheduler.abort("a")
+    plan, _ = steps.step()
+    assert _work(plan)[0][:2] == ("b", 4)  # what was finished is in the cache

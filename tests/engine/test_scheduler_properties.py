@@ -72,6 +72,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine._smallest_pool = 1  # far smaller than anybody would make it
         # A small look-ahead admits more than fits, so that sequences are preempted often.
         self.engine._scheduler._lookahead_tokens = lookahead
+        self.engine._scheduler._worth_waiting_tokens = 4
         self.by_priority = scheduler_policy == "priority"
         self.wanted: dict[str, list[int]] = {}
         self.given: dict[str, list[int]] = {}
