@@ -34,8 +34,8 @@ _LOOKAHEAD_TOKENS = 128
 # prompt does not wait for the last token of a long one.
 _PARTS_OF_BUDGET = 4
 
-# Who begins like a sequence that is being computed waits for that beginning, a step or two, if it is at least so long and
-# half of its prompt.
+# Who begins like a sequence that is being computed waits for that beginning, a step or two, if it is at least so long
+# and half of its prompt.
 _WORTH_WAITING_TOKENS = 128
 
 # One class, or one step of priority, is worth an arrival this much later; many are worth less each, and all together no
