@@ -23,7 +23,7 @@ COOKIE = "fireside_session"
 
 _LASTS_S = 30 * 24 * 3600
 _MAX_FORM_BYTES = 4096
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
 _FORM = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Fireside</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
@@ -33,7 +33,7 @@ body {{ min-height: 90vh; display: grid; place-content: center; text-align: cent
 form {{ display: grid; gap: .7rem; width: min(22rem, 80vw) }}
 input, button {{ font: inherit; padding: .5rem .7rem }}
 </style></head>
-<body><main><h1>Fireside</h1><form method="post" action="ui/login">
+<body><main><h1>Fireside</h1><form method="post" action="/ui/login">
 <label for="key">API key</label>
 <input id="key" name="key" type="password" required autofocus autocomplete="current-password">
 <button>Open</button><p role="alert">{told}</p></form></main></body></html>
@@ -59,8 +59,10 @@ class Login:
         return self._keys.named(name)
 
     def form(self, told: str = "") -> Response:
-        """401, as nothing is shown yet; a browser draws it all the same."""
-        headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+        """401, as nothing is shown yet; a browser draws it all the same. Its referrer policy lets it say its origin when
+        it is sent, without which the door would not take it.
+        """
+        headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
         return HTMLResponse(_FORM.format(told=html.escape(told)), 401, headers)
 
     async def enter(self, request: Request) -> Response:
@@ -68,7 +70,7 @@ class Login:
         key = self._keys.find(await _sent_key(request))
         if key is None:
             return self.form("This key is not known here.")
-        reply = RedirectResponse("..", 303)
+        reply = RedirectResponse("/", 303)
         end = str(int(self._clock() + _LASTS_S))
         reply.set_cookie(
             COOKIE,

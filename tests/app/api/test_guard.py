@@ -98,11 +98,11 @@ async def test_without_keys_whatever_a_client_sends_passes(folder: Path, words: 
 async def test_the_page_asks_for_a_key_once_and_then_its_cookie_opens_the_page_alone(house: House) -> None:
     async with house.client() as browser:
         first = await browser.get("/")
-        assert first.status_code == 401 and 'action="ui/login"' in first.text
+        assert first.status_code == 401 and 'action="/ui/login"' in first.text
         wrong = await browser.post("/ui/login", data={"key": "<wrong>"})
         assert wrong.status_code == 401 and "not known here" in wrong.text and COOKIE not in browser.cookies
         entered = await browser.post("/ui/login", data={"key": WORDS})
-        assert (entered.status_code, entered.headers["location"]) == (303, "..")
+        assert (entered.status_code, entered.headers["location"]) == (303, "/")
         cookie = entered.headers["set-cookie"]
         assert "HttpOnly" in cookie and "SameSite=strict" in cookie and WORDS not in cookie
         for path in ("/", "/ui/status", "/config"):

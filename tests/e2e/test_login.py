@@ -1,0 +1,106 @@
+"""The page where keys are asked: a real Chromium, HTTPS with our own certificate, the API's guard before the page."""
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from app import tls
+from app.api.keys import ApiKey, Keyring, digest_of
+from app.ui.page import mount
+from app.ui.status import ModelStatus
+from tests.app.api.house import USER, House
+from tests.app.ui.scripted import ScriptedService
+from tests.fakes import Script, byte_model_folder, ids
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+expect = playwright_api.expect
+
+_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_PATIENCE_MS = 60_000
+WORDS = "right-key-1"
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on this machine")]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """API and page as the app has them together, with a key."""
+    folder = tmp_path_factory.mktemp("login")
+    keys = Keyring([ApiKey("laptop", digest_of(WORDS))])
+    house = House(byte_model_folder(folder / "bytes"), Script(token_ids=ids("Hello")), keys=keys)
+    ready = ModelStatus(model_id="fake-model", state="ready", max_model_len=8192)
+    mount(house.app, ScriptedService(piece_s=0.01), lambda: ready)
+    certfile, keyfile = tls.self_signed(folder / "tls", "127.0.0.1")
+    server = uvicorn.Server(
+        uvicorn.Config(
+            house.app,
+            port=0,
+            log_level="warning",
+            timeout_graceful_shutdown=1,
+            ssl_certfile=certfile,
+            ssl_keyfile=keyfile,
+        )
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"https://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(30)
+
+
+@pytest.fixture
+def page(url: str) -> Iterator[Any]:
+    with playwright_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        opened = browser.new_context(ignore_https_errors=True).new_page()
+        opened.set_default_timeout(_PATIENCE_MS)
+        yield opened
+        browser.close()
+
+
+def test_the_page_opens_with_the_right_key_and_works_as_ever(page: Any, url: str) -> None:
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(url)
+    box = page.get_by_label("API key")
+    box.fill("wrong-key-1")
+    box.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("not known here")
+    page.get_by_label("API key").fill(WORDS)
+    page.get_by_role("button", name="Open").click()
+    message = page.get_by_role("textbox", name="Message")
+    message.wait_for()
+    assert page.url == url
+    message.fill("hello there")
+    message.press("Enter")
+    expect(page.get_by_test_id("bot").first).to_contain_text("hello", timeout=_PATIENCE_MS)
+    expect(page.locator("#fs-status .fs-stage")).to_have_text("ready", timeout=_PATIENCE_MS)
+    assert not complaints
+    cookies = {cookie["name"]: cookie for cookie in page.context.cookies()}
+    assert cookies["fireside_session"]["secure"] and cookies["fireside_session"]["httpOnly"]
+    status = page.evaluate("async () => (await fetch('/v1/models')).status")
+    assert status == 401, "the cookie opens the page alone"
+
+
+def test_an_open_page_whose_login_has_ended_asks_again(page: Any, url: str) -> None:
+    page.goto(url)
+    page.get_by_label("API key").fill(WORDS)
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("textbox", name="Message").wait_for()
+    page.context.clear_cookies()
+    page.get_by_label("API key").wait_for()
+
+
+def test_the_api_beside_it_takes_the_key_itself(url: str) -> None:
+    with httpx.Client(base_url=url, verify=False, timeout=60) as client:
+        assert client.post("/v1/chat/completions", json={"messages": [USER]}).status_code == 401
+        said = client.post("/v1/chat/completions", json={"messages": [USER]}, headers={"x-api-key": WORDS})
+        assert said.json()["choices"][0]["message"]["content"] == "Hello"
