@@ -59,8 +59,8 @@ class Login:
         return self._keys.named(name)
 
     def form(self, told: str = "") -> Response:
-        """401, as nothing is shown yet; a browser draws it all the same. Its referrer policy lets it say its origin when
-        it is sent, without which the door would not take it.
+        """401, as nothing is shown yet; a browser draws it all the same. Its referrer policy lets it tell its origin,
+        without which the door would not take what it sends.
         """
         headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
         return HTMLResponse(_FORM.format(told=html.escape(told)), 401, headers)
