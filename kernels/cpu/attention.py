@@ -136,6 +136,7 @@ def _task(q, k_cache, v_cache, blocks, first_position, kv_head, scale, window, o
     for start in range(first_key // _KEYS * _KEYS, length, _KEYS):
         end = min(start + _KEYS, length)
         for first in range(start, end, block_size):
+            tiles.fetch(v_cache[blocks[first // block_size], kv_head])
             block = k_cache[blocks[first // block_size], kv_head]
             for part in range(0, block_size, tiles.LANES):
                 _transpose_tile(block[part:], keys[:, first - start + part :])
@@ -143,6 +144,8 @@ def _task(q, k_cache, v_cache, blocks, first_position, kv_head, scale, window, o
         _add_product(queries, keys, scores)
         _soften(scores, first_position - start, heads, window, largest, total, result)
         for first in range(start, end, block_size):
+            if first + _KEYS < length:
+                tiles.fetch(k_cache[blocks[(first + _KEYS) // block_size], kv_head])
             values = v_cache[blocks[first // block_size], kv_head, : min(block_size, end - first)]
             _add_product(scores[:, first - start :], values, result)
     for r in range(num_rows):

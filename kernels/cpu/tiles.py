@@ -283,6 +283,20 @@ def _add_dots(code: _Code, inputs: "_View", weights: "_View", k: ir.Value, sums:
             code.add_product(sums[r, j], x_k, w_k[j])
 
 
+@intrinsic
+def fetch(typing_context, x):
+    """Ask for all lines of x, whose columns are a multiple of 16: they will be used soon."""
+
+    def generate(context, builder, signature, arguments):
+        code = _Code(context, builder)
+        (view,) = code.views(signature.args, arguments)
+        with code.loop(view.num_rows) as row, code.loop(builder.udiv(view.num_columns, _index(LANES))) as line:
+            view.prefetch(row, builder.mul(line, _index(LANES)), 0)
+        return context.get_dummy_value()
+
+    return types.void(x), generate
+
+
 def transpose() -> Tile:
     """(x, out): out[c, r] = x[r, c] for 16 rows of x and all its columns, a multiple of 16."""
 
