@@ -18,8 +18,8 @@ class W4Weight:
     to whole tiles.
 
     packed   uint8 [tiles, K / 2, 64]: byte (t, i, j) holds code[2i, 64t + j] low and code[2i + 1, 64t + j] high
-    scales   fp32 [tiles, K / group, 64], sign kept
-    offsets  fp32 [tiles, K / group, 64] = -zero * scale
+    terms    [tiles, K / group, 2, 64]: scale, sign kept, and offset = -zero * scale of each group. In fp16 where all
+             are fp16 numbers, else fp32: of a group of 32 they are 20 or 33 % of the bytes
     num_outputs  N before padding
 
     A scale and an offset, instead of a scale and an integer zero point, hold every format without loss: GPTQ and
@@ -27,14 +27,27 @@ class W4Weight:
     """
 
     packed: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor
+    terms: torch.Tensor
     num_outputs: int
 
+    @property
+    def scales(self) -> torch.Tensor:
+        """fp32 [tiles, K / group, 64]"""
+        return self.terms[:, :, 0].float()
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """fp32 [tiles, K / group, 64]"""
+        return self.terms[:, :, 1].float()
+
     @cached_property
-    def arrays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """packed, scales and offsets as numpy sees them (CPU only): made once, since a layer's product takes 50 us."""
-        return self.packed.numpy(), self.scales.numpy(), self.offsets.numpy()
+    def arrays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """packed, and terms [tiles, 2 * K / group, 64] as fp32 or as the bits of fp16, as numpy sees them (CPU only).
+
+        Made once, since a layer's product takes 50 us.
+        """
+        terms = self.terms.flatten(1, 2)
+        return self.packed.numpy(), (terms.view(torch.uint16) if terms.dtype is torch.float16 else terms).numpy()
 
     @cached_property
     def num_inputs(self) -> int:
@@ -47,11 +60,11 @@ class W4Weight:
 
     @cached_property
     def group_size(self) -> int:
-        return self.num_inputs // self.scales.shape[1]
+        return self.num_inputs // self.terms.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.packed, self.scales, self.offsets))
+        return sum(t.numel() * t.element_size() for t in (self.packed, self.terms))
 
     def codes(self) -> torch.Tensor:
         """uint8 [K, N padded]"""
@@ -82,4 +95,11 @@ def pack_w4(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor) ->
         )
     pairs = _split_tiles(codes).unflatten(1, (-1, 2))
     packed = pairs[:, :, 0] | (pairs[:, :, 1] << 4)
-    return W4Weight(packed, _split_tiles(scales.float()), _split_tiles(offsets.float()), n)
+    terms = torch.stack([_split_tiles(part.float()) for part in (scales, offsets)], dim=2)
+    return W4Weight(packed, _narrowed(terms), n)
+
+
+def _narrowed(numbers: torch.Tensor) -> torch.Tensor:
+    """fp32 -> fp16 if no number changes by that."""
+    narrow = numbers.half()
+    return narrow if torch.equal(narrow.float(), numbers) else numbers

@@ -21,7 +21,7 @@ LANES = 16
 
 # Bytes ahead of their use at which weights are asked for. The processor's own prefetcher stops at every page of 4 KiB:
 # with these a packed product of one row took 0.6 to 0.75 of the time (Sapphire Rapids, weights of 136 MB, 2026-11-30).
-_CODES_AHEAD, _SCALES_AHEAD, _DENSE_AHEAD = 8192, 4096, 16384
+_CODES_AHEAD, _TERMS_AHEAD, _DENSE_AHEAD = 8192, 4096, 16384
 
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS, _BYTES, _INTS = (ir.VectorType(item, LANES) for item in (_F32, ir.IntType(8), _I32))
@@ -166,21 +166,21 @@ def products(rows: int, vectors: int) -> Tile:
 
 
 def coded_products(rows: int, vectors: int) -> Tile:
-    """(x, packed, scales, offsets, out): out[r, c] = sum over k of x[r, k] * weight[k, c]
+    """(x, packed, terms, out): out[r, c] = sum over k of x[r, k] * weight[k, c]
 
-    for `rows` rows and 16 * `vectors` outputs. weight[k, c] = code[k, c] * scales[g, c] + offsets[g, c], k in group g,
-    packed as in `W4Weight`. The sums are those of `products` with what `expand` writes, in the same order: a row's
+    for `rows` rows and 16 * `vectors` outputs. weight[k, c] = code[k, c] * terms[2g, c] + terms[2g + 1, c], k in group
+    g, packed as in `W4Weight`. The sums are those of `products` with what `expand` writes, in the same order: a row's
     result does not depend on its company.
     """
 
     @intrinsic
-    def tile(typing_context, x, packed, scales, offsets, out):
+    def tile(typing_context, x, packed, terms, out):
         def generate(context, builder, signature, arguments):
             code = _Code(context, builder)
-            inputs, codes, scale, offset, outputs = code.views(signature.args, arguments)
+            inputs, codes, term, outputs = code.views(signature.args, arguments)
             sums = code.variables(rows, vectors)
             code.clear(sums)
-            for k, weights in _expanded(code, codes, scale, offset, vectors):
+            for k, weights in _expanded(code, codes, term, vectors):
                 for r in range(rows):
                     x_rk = code.splat(inputs.load(r, k, _F32))
                     for v, weight in enumerate(weights):
@@ -189,42 +189,42 @@ def coded_products(rows: int, vectors: int) -> Tile:
                 outputs.store(r, v * LANES, builder.load(total))
             return context.get_dummy_value()
 
-        return types.void(x, packed, scales, offsets, out), generate
+        return types.void(x, packed, terms, out), generate
 
     return tile
 
 
 def expand(vectors: int) -> Tile:
-    """(packed, scales, offsets, dense): writes every weight[k, c] of 16 * `vectors` outputs. See `coded_products`."""
+    """(packed, terms, dense): writes every weight[k, c] of 16 * `vectors` outputs. See `coded_products`."""
 
     @intrinsic
-    def tile(typing_context, packed, scales, offsets, dense):
+    def tile(typing_context, packed, terms, dense):
         def generate(context, builder, signature, arguments):
             code = _Code(context, builder)
-            codes, scale, offset, out = code.views(signature.args, arguments)
-            for k, weights in _expanded(code, codes, scale, offset, vectors):
+            codes, term, out = code.views(signature.args, arguments)
+            for k, weights in _expanded(code, codes, term, vectors):
                 for v, weight in enumerate(weights):
                     out.store(k, v * LANES, weight)
             return context.get_dummy_value()
 
-        return types.void(packed, scales, offsets, dense), generate
+        return types.void(packed, terms, dense), generate
 
     return tile
 
 
-def _expanded(
-    code: _Code, codes: _View, scales: _View, offsets: _View, vectors: int
-) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
+def _expanded(code: _Code, codes: _View, terms: _View, vectors: int) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
     """Inside a loop over all k: k and its weights. Yields twice, for the two k of one byte."""
     builder = code.builder
     nibble, four = (ir.Constant(_INTS, [number] * LANES) for number in (15, 4))
-    pairs = builder.udiv(codes.num_rows, scales.num_rows)
-    with code.loop(scales.num_rows) as group:
-        for v in range(vectors):
-            scales.prefetch(group, v * LANES, _SCALES_AHEAD)
-            offsets.prefetch(group, v * LANES, _SCALES_AHEAD)
-        factors = [scales.load(group, v * LANES, _FLOATS) for v in range(vectors)]
-        terms = [offsets.load(group, v * LANES, _FLOATS) for v in range(vectors)]
+    num_groups = builder.lshr(terms.num_rows, _index(1))
+    pairs = builder.udiv(codes.num_rows, num_groups)
+    with code.loop(num_groups) as group:
+        row = builder.shl(group, _index(1))
+        places = [(builder.add(row, _index(i)), v * LANES) for i in range(2) for v in range(vectors)]
+        for place in places:
+            terms.prefetch(*place, _TERMS_AHEAD)
+        both_terms = [terms.load_widened(*place, _FLOATS) for place in places]
+        factors, offsets = both_terms[:vectors], both_terms[vectors:]
         first = builder.mul(group, pairs)
         with code.loop(pairs) as index:
             pair = builder.add(first, index)
@@ -236,7 +236,7 @@ def _expanded(
                     builder.fmul(builder.sitofp(bits, _FLOATS), factor, flags=_CONTRACT)
                     for bits, factor in zip(half, factors, strict=True)
                 ]
-                weights = [builder.fadd(a, b, flags=_CONTRACT) for a, b in zip(scaled, terms, strict=True)]
+                weights = [builder.fadd(a, b, flags=_CONTRACT) for a, b in zip(scaled, offsets, strict=True)]
                 yield builder.add(builder.shl(pair, _index(1)), _index(i)), weights
 
 
@@ -292,6 +292,20 @@ def fetch(typing_context, x):
         (view,) = code.views(signature.args, arguments)
         with code.loop(view.num_rows) as row, code.loop(builder.udiv(view.num_columns, _index(LANES))) as line:
             view.prefetch(row, builder.mul(line, _index(LANES)), 0)
+        return context.get_dummy_value()
+
+    return types.void(x), generate
+
+
+@intrinsic
+def clear(typing_context, x):
+    """x = 0 for a part of a wider array, its columns a multiple of 16: a compiler would go number by number."""
+
+    def generate(context, builder, signature, arguments):
+        code = _Code(context, builder)
+        (view,) = code.views(signature.args, arguments)
+        with code.loop(view.num_rows) as row, code.loop(builder.udiv(view.num_columns, _index(LANES))) as vector:
+            view.store(row, builder.mul(vector, _index(LANES)), ir.Constant(_FLOATS, None))
         return context.get_dummy_value()
 
     return types.void(x), generate

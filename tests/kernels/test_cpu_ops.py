@@ -261,3 +261,25 @@ def test_attention_refuses_heads_that_do_not_divide() -> None:
             max_seq_len=1,
             scale=1.0,
         )
+
+
+@pytest.mark.parametrize(("offset", "dtype"), [(-1.5, torch.float16), (-1.0 / 3, torch.float32)])
+def test_scales_and_offsets_are_held_in_16_bits_where_that_loses_nothing(offset: float, dtype: torch.dtype) -> None:
+    codes, scales, offsets = (
+        torch.zeros(32, 64, dtype=torch.uint8),
+        torch.full((1, 64), 0.25),
+        torch.full((1, 64), offset),
+    )
+    weight = pack_w4(codes, scales, offsets)
+    assert weight.terms.dtype is dtype
+    assert torch.equal(weight.scales[0], scales) and torch.equal(weight.offsets[0], offsets)
+
+
+def test_a_row_has_the_same_bits_with_terms_in_16_and_in_32_bits() -> None:
+    codes = torch.randint(0, 16, (64, 128), dtype=torch.uint8)
+    narrow = pack_w4(codes, torch.randn(2, 128).half(), torch.randn(2, 128).half())
+    wide = W4Weight(narrow.packed, narrow.terms.float(), narrow.num_outputs)
+    assert narrow.terms.dtype is torch.float16
+    for rows in (1, 5, 40):
+        x = torch.randn(rows, 64)
+        assert torch.equal(ops.w4_linear(x, narrow), ops.w4_linear(x, wide))

@@ -191,8 +191,8 @@ def test_a_garbled_module_is_an_error_that_names_it_and_the_number(break_scales:
     [
         lambda weight: replace(weight, packed=weight.packed ^ 1),
         lambda weight: replace(weight, packed=weight.packed.flip(1)),
-        lambda weight: replace(weight, scales=weight.scales.flip(1)),
-        lambda weight: replace(weight, offsets=weight.offsets * 1.01),
+        lambda weight: replace(weight, terms=weight.terms.flip(1)),
+        lambda weight: replace(weight, terms=weight.terms * torch.tensor([[1.0], [1.01]])),
     ],
     ids=["codes", "rows", "groups", "zeros"],
 )
