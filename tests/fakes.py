@@ -302,6 +302,7 @@ class FakeShelf:
         default_factory=lambda: replace(memory_report(), weights_bytes=5 * 10**9, kv_bytes=10**10)
     )
     asked: list[str] = field(default_factory=list)
+    is_closed: bool = False
 
     def cards(self) -> Sequence[FakeCard]:
         return self.held
@@ -311,7 +312,7 @@ class FakeShelf:
 
     def check(self, name: str) -> None:
         if name not in [card.id for card in self.held]:
-            raise AppError(404, "model_not_found", f"There is no model {name!r}.", param="model")
+            raise AppError(404, "model_not_found", f"There is no model {name[:200]!r}.", param="model")
 
     def holds(self, name: str) -> bool:
         return bool(self.now.model) and name in ("", self.now.model)

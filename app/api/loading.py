@@ -57,10 +57,10 @@ def loading_router(shelf: Shelf) -> APIRouter:
 
 
 async def _events(shelf: Shelf) -> AsyncIterator[bytes]:
-    """The state now, then every change of it."""
+    """The state now, then every change of it, until Fireside ends."""
     model, num_looks = "", 0
     told: dict[str, Any] = {}
-    while True:
+    while not shelf.is_closed:
         now = shelf.health()
         if model and model != now.model:
             yield sse(_event(model, {"status": "unloaded"}))

@@ -74,6 +74,11 @@ class Shelf(Protocol):
         """Raises AppError (404, with what there is) where no model can go by this name."""
         ...
 
+    @property
+    def is_closed(self) -> bool:
+        """Fireside is ending: nothing changes any more."""
+        ...
+
     def holds(self, name: str) -> bool:
         """Whether `name` means the model in hand or the one that is loading; "" does."""
         ...

@@ -223,6 +223,11 @@ class ModelManager:
         load.outcome.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         self._load = load
 
+    @property
+    def is_closed(self) -> bool:
+        """Fireside is ending."""
+        return self._is_closed
+
     def holds(self, name: str) -> bool:
         """Whether `name` means the model in hand, or the one that is loading; "" does."""
         load = self._load

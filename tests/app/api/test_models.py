@@ -120,7 +120,8 @@ async def test_the_events_tell_the_state_now_and_every_change_once(monkeypatch: 
         seen = len(told)
         while len(told) < seen + 3:  # keep-alives: all changes have been told
             await asyncio.sleep(0.001)
-    watching.cancel()
+    shelf.is_closed = True
+    await watching
     assert b": keep-alive\n\n" in told
     progress = {"stages": ["reading"], "current": "reading", "value": 0.5}
     assert [(event["model"], event["data"]) for event in told if isinstance(event, dict)] == [
