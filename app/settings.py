@@ -57,6 +57,7 @@ class Settings:
     gpu_memory_gb: float | None
     kv_cache_dtype: str
     keep_packed: bool
+    quantize_lm_head: str
     kv_gb: float | None
     api_key: tuple[str, ...] = field(repr=False)
     admin_key: tuple[str, ...] = field(repr=False)
@@ -313,6 +314,13 @@ TABLE: tuple[Setting, ...] = (
         help="do not keep 4-bit weights beside a model as the card holds them: saves disk, each load takes longer",
         default_text="kept",
         takes="nothing",
+    ),
+    Setting(
+        name="quantize_lm_head",
+        default="auto",
+        read=_choice("auto", "on", "off"),
+        allowed="one of auto, on, off",
+        help="hold the output layer in 8 bits; auto does so with 4-bit models on a GPU",
     ),
     Setting(
         name="kv_gb",

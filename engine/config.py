@@ -9,6 +9,7 @@ _KV_DTYPES = ("auto", "fp32", "fp16", "bf16", "int8")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _POLICIES = ("fcfs", "priority")
 _DEVICES = ("auto", "cpu", "cuda")
+_HEADS = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class EngineConfig:
     kv_cache_dtype          auto follows dtype; int8 has a scale per token and head
     keep_packed             4-bit weights as a card holds them stay beside the checkpoint (as large again), so that the
                             next load need not unpack (CUDA)
+    quantize_lm_head        on: the head is held in 8 bits; auto: that of a 4-bit model in 16-bit arithmetic on a card
     seed                    base of the seeds drawn for requests that bring none; None is fresh each start
     num_threads             CPU threads; None takes every core this process may use
     cache_dir               folder for what a load finds out about the card and later loads need not; None finds it
@@ -51,6 +53,7 @@ class EngineConfig:
     gpu_memory_gb: float | None = None
     kv_gb: float | None = None
     kv_cache_dtype: str = "auto"
+    quantize_lm_head: str = "auto"
     block_size: int = 16
     enable_prefix_caching: bool = True
     keep_packed: bool = True
@@ -65,6 +68,7 @@ class EngineConfig:
         _one_of("dtype", self.dtype, _DTYPES)
         _one_of("scheduler_policy", self.scheduler_policy, _POLICIES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, _KV_DTYPES)
+        _one_of("quantize_lm_head", self.quantize_lm_head, _HEADS)
         for name in ("max_model_len", "max_num_batched_tokens", "num_threads"):
             value = getattr(self, name)
             if value is not None:

@@ -25,17 +25,21 @@ def forecast(
     max_num_seqs: int,
     max_len: int,
     uses_graphs: bool,
+    quantizes_head: bool,
 ) -> Parts:
-    """num_tokens: of the largest step."""
+    """num_tokens: of the largest step. quantizes_head: as `DecoderBuilder`."""
+    weights = _weights_bytes(spec, reader, device, dtype, quantizes_head) + _angles_bytes(spec, max_len)
     return Parts(
         free_at_start=device.free_bytes(),
-        weights=_weights_bytes(spec, reader, device, dtype) + _angles_bytes(spec, max_len),
+        weights=weights,
         workspace=workspace_bytes(spec, device, dtype, num_tokens, max_num_seqs, max_len),
         graphs=graphs_bytes(spec, max_num_seqs, dtype.itemsize) if uses_graphs else 0,
     )
 
 
-def _weights_bytes(spec: ModelSpec, reader: CheckpointReader, device: Device, dtype: torch.dtype) -> int:
+def _weights_bytes(
+    spec: ModelSpec, reader: CheckpointReader, device: Device, dtype: torch.dtype, quantizes_head: bool
+) -> int:
     """As they will be held: codes as they are; a scale in fp32, on a CPU beside an offset; zeros within these."""
     words_a_scale = 1 if device.kind == "cuda" else 2
     total = 0
@@ -47,9 +51,23 @@ def _weights_bytes(spec: ModelSpec, reader: CheckpointReader, device: Device, dt
             total += count * stored.itemsize
         elif part in _SCALES:
             total += count * words_a_scale * _FP32_BYTES
-        elif part not in _FOLDED_IN and not (name == "lm_head.weight" and spec.tie_word_embeddings):
+        elif part not in _FOLDED_IN and name != "lm_head.weight":
             total += count * (dtype.itemsize if device.kind == "cuda" else stored.itemsize)
-    return total
+    return total + _head_bytes(spec, reader, device, dtype, quantizes_head)
+
+
+def _head_bytes(
+    spec: ModelSpec, reader: CheckpointReader, device: Device, dtype: torch.dtype, quantizes_head: bool
+) -> int:
+    """Of a head that is not quantised in the files: in 8 bits; or in 16, where it may be the embedding itself."""
+    if any(name.startswith("lm_head.") and name.endswith(_CODES) for name in reader.names):
+        return 0
+    if quantizes_head:
+        return spec.vocab_size * (spec.hidden_size + _FP32_BYTES)
+    if spec.tie_word_embeddings:
+        return 0
+    itemsize = dtype.itemsize if device.kind == "cuda" else reader.header("lm_head.weight")[1].itemsize
+    return spec.vocab_size * spec.hidden_size * itemsize
 
 
 def _angles_bytes(spec: ModelSpec, max_len: int) -> int:

@@ -23,6 +23,7 @@ from kernels.gpu.compiler import missing_for_kernels
 from kernels.gpu.planar import PlanarWeight, can_hold, pack_planar
 from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight, pack_w4
+from kernels.w8 import W8Weight
 
 PackedWeight = W4Weight | PlanarWeight  # the CPU's form, the card's
 
@@ -60,6 +61,7 @@ def _gpu() -> ModuleType:
         sample,
         tune,
         w4_gemm,
+        w8_gemm,
     )
 
     return kernels.gpu
@@ -308,6 +310,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         y = _cpu().dense.linear(x.contiguous(), weight)
         return y if bias is None else y + bias
     return reference.linear(x, weight, bias)
+
+
+def w8_linear(x: torch.Tensor, weight: W8Weight) -> torch.Tensor:
+    """x [tokens, K] times an int8 weight -> [tokens, N] fp32, as the head's logits are wanted; sums in fp32."""
+    if _on_card(x):
+        return _gpu().w8_gemm.w8_linear(x, weight)
+    return reference.w8_linear(x, weight)
 
 
 def chooses_tokens(device: torch.device) -> bool:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from kernels.gpu.planar import PlanarWeight
 from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight
+from kernels.w8 import W8Weight
 
 _SOFTCAP_ROWS = 128  # queries whose scores exist at once: 34 MB at 8 heads and 8,192 keys
 
@@ -229,3 +230,8 @@ def dequantize_w4(weight: W4Weight | PlanarWeight, dtype: torch.dtype) -> torch.
 def w4_linear(x: torch.Tensor, weight: W4Weight | PlanarWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, K] -> [tokens, N] in x's dtype."""
     return F.linear(x, dequantize_w4(weight, x.dtype), bias)
+
+
+def w8_linear(x: torch.Tensor, weight: W8Weight) -> torch.Tensor:
+    """See `ops.w8_linear`."""
+    return F.linear(x.float(), weight.codes.float()) * weight.scales

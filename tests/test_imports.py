@@ -41,7 +41,7 @@ _TORCH_HALF = (
         "engine.model",
     ),
     *("engine.weights", "engine.quant", "kernels.ops", "kernels.device", "kernels.w4", "kernels.paged_kv"),
-    *("kernels.choices", "kernels.virtual_memory", "kernels.gpu.planar"),
+    *("kernels.choices", "kernels.virtual_memory", "kernels.w8", "kernels.gpu.planar"),
 )
 _WORDS = ("engine.types", "engine.errors")
 _BELOW = ("app.errors", "app.settings", "app.background")

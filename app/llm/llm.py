@@ -68,6 +68,7 @@ class LLM:
         device: str = "auto",
         kv_gb: float | None = None,
         kv_cache_dtype: str = "auto",
+        quantize_lm_head: str = "auto",
         num_threads: int | None = None,
     ) -> None:
         _refuse_second_start()
@@ -91,6 +92,7 @@ class LLM:
                 device=device,
                 kv_gb=kv_gb,
                 kv_cache_dtype=kv_cache_dtype,
+                quantize_lm_head=quantize_lm_head,
                 num_threads=num_threads,
             )
             self._text = ModelText.load(folder)

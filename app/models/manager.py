@@ -420,6 +420,7 @@ def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
         kv_cache_dtype=settings.kv_cache_dtype,
         cache_dir=str(settings.home / "cache"),
         keep_packed=settings.keep_packed,
+        quantize_lm_head=settings.quantize_lm_head,
     )
 
 

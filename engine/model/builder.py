@@ -11,8 +11,9 @@ from engine.model.ffn import GatedFfn, Moe
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, MoeSpec
 from engine.quant.base import Format
 from engine.quant.kept import KeptWeights
-from engine.quant.linear import DenseLinear, Linear, LinearLoader, place
+from engine.quant.linear import DenseLinear, Linear, LinearLoader, W8Linear, place
 from engine.weights.reader import CheckpointReader
+from kernels.w8 import quantize_w8
 
 # Where the decoder's tensors lie: by itself; saved without its head (embedding models); beside a part for images.
 _ROOTS = ("model.", "", "language_model.model.", "model.language_model.")
@@ -29,8 +30,11 @@ class DecoderBuilder:
         device: torch.device,
         dtype: torch.dtype,
         kept: KeptWeights | None = None,
+        *,
+        quantizes_head: bool,
     ) -> None:
-        self._spec, self._reader = spec, reader
+        """quantizes_head: to 8 bits, unless the checkpoint has a quantised one."""
+        self._spec, self._reader, self._quantizes_head = spec, reader, quantizes_head
         self._linears = LinearLoader(reader, fmt, device, dtype, spec.dtype, kept)
         self._device, self._dtype = device, dtype
         self._root = next((root for root in _ROOTS if reader.has(f"{root}embed_tokens.weight")), "model.")
@@ -152,5 +156,8 @@ class DecoderBuilder:
         if self._spec.tie_word_embeddings and not self._linears.is_quantized("lm_head"):
             if self._reader.has("lm_head.weight"):
                 self._reader.skip("lm_head.weight")
-            return DenseLinear(embedding, None)
-        return self._linear("lm_head", shape=(self._spec.vocab_size, self._spec.hidden_size))
+            return W8Linear(quantize_w8(embedding)) if self._quantizes_head else DenseLinear(embedding, None)
+        head = self._linear("lm_head", shape=(self._spec.vocab_size, self._spec.hidden_size))
+        if self._quantizes_head and isinstance(head, DenseLinear) and head.bias is None:
+            return W8Linear(quantize_w8(head.weight))
+        return head

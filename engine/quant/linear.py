@@ -18,6 +18,7 @@ from engine.quant.kept import KeptWeights, PackedModules
 from engine.weights.reader import CheckpointReader
 from kernels import ops
 from kernels.gpu.planar import PlanarWeight
+from kernels.w8 import W8Weight
 
 _PACKED_BITS = 4
 
@@ -46,6 +47,18 @@ class DenseLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return ops.linear(x, self.weight, self.bias)
+
+
+class W8Linear:
+    """A head in 8 bits; its result is fp32, whatever the arithmetic's type."""
+
+    def __init__(self, weight: W8Weight) -> None:
+        self.weight = weight
+        self.num_bytes = weight.num_bytes
+        self.shape = (weight.num_outputs, weight.num_inputs)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.w8_linear(x, self.weight)
 
 
 class W4Linear:

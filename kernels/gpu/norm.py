@@ -59,18 +59,17 @@ def _add_rms_norm(x_ptr, residual_ptr, weight_ptr, x_norm_ptr, order_ptr, out_pt
     start = tl.program_id(0).to(tl.int64) * width
     i = tl.arange(0, BLOCK)
     is_in = i < width
-    source = i
-    if order_ptr is not None:
-        source = tl.load(order_ptr + i, mask=is_in, other=0)
-    row = tl.load(residual_ptr + start + source, mask=is_in, other=0.0)
-    weight = tl.load(weight_ptr + source, mask=is_in, other=0.0)
+    row = tl.load(residual_ptr + start + i, mask=is_in, other=0.0)
     if x_ptr is not None:
-        x = tl.load(x_ptr + start + source, mask=is_in, other=0.0)
+        x = tl.load(x_ptr + start + i, mask=is_in, other=0.0)
         if x_norm_ptr is not None:
-            x = _normed(x, tl.load(x_norm_ptr + source, mask=is_in, other=0.0), width, eps)
+            x = _normed(x, tl.load(x_norm_ptr + i, mask=is_in, other=0.0), width, eps)
         row = (row.to(tl.float32) + x.to(tl.float32)).to(row.dtype)
-        tl.store(residual_ptr + start + source, row, mask=is_in)
-    tl.store(out_ptr + start + i, _normed(row, weight, width, eps), mask=is_in)
+        tl.store(residual_ptr + start + i, row, mask=is_in)
+    normed = _normed(row, tl.load(weight_ptr + i, mask=is_in, other=0.0), width, eps)
+    if order_ptr is not None:
+        normed = tl.gather(normed, tl.load(order_ptr + i, mask=is_in, other=0).to(tl.int32), axis=0)
+    tl.store(out_ptr + start + i, normed, mask=is_in)
 
 
 @triton.jit

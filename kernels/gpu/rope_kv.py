@@ -11,7 +11,7 @@ import triton.language as tl
 from kernels.gpu.cases import AotCase
 from kernels.paged_kv import PagedKV
 
-_HEADS, _NUM_WARPS = 4, 4  # of a program, of which one token has a dozen
+_HEADS, _NUM_WARPS = 8, 4  # of a program, of which one token has half a dozen
 
 
 def rope_write_kv(

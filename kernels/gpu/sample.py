@@ -18,7 +18,9 @@ from kernels.gpu.cases import AotCase
 
 _BLOCK = 128  # tokens
 _SUMMARISED = 16  # blocks that a program of the first launch takes
-_TILE = 64  # blocks that are searched at once
+_TILE = 32  # blocks that are searched at once
+_NEAR: tl.constexpr = tl.constexpr(16.0)  # below the largest logit: weights of 1e-7, where a search begins
+_FAR: tl.constexpr = tl.constexpr(256.0)
 _NUM_WARPS = 16  # of the second launch: one program has a multiprocessor for itself
 
 
@@ -210,19 +212,22 @@ def _above(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Of the logits above `low` their number, and fp64 the same or the sum of their weights."""
-    count = tl.zeros((), tl.int32)
-    mass = tl.zeros((), tl.float64)
+    """Of the logits above `low` their number, fp64 the same or the sum of their weights; the largest of the others."""
+    counts = tl.zeros((TILE,), tl.int32)
+    masses = tl.zeros((TILE,), tl.float64)
+    largest = tl.full((TILE,), float("-inf"), tl.float32)
     first = 0
     while first < num_found:
         place = first + tl.arange(0, TILE)
         block = tl.load(found_ptr + place, mask=place < num_found, other=0)
         x = _logits(logits_ptr, block, place < num_found, vocab_size, temperature, BLOCK)
-        count += tl.sum(tl.sum((x > low).to(tl.int32), axis=1), axis=0)
-        of_blocks = tl.sum(tl.where(x > low, _weights(x, top), 0.0), axis=1)
-        mass += tl.sum(of_blocks.to(tl.float64), axis=0)
+        counts += tl.sum((x > low).to(tl.int32), axis=1)
+        masses += tl.sum(tl.where(x > low, _weights(x, top), 0.0), axis=1).to(tl.float64)
+        largest = tl.maximum(largest, tl.max(tl.where(x > low, float("-inf"), x), axis=1))
         first += TILE
-    return count, tl.where(by_mass > 0, mass, count.to(tl.float64))
+    count = tl.sum(counts, axis=0)
+    mass = tl.where(by_mass > 0, tl.sum(masses, axis=0), count.to(tl.float64))
+    return count, mass, tl.max(largest, axis=0)
 
 
 @triton.jit
@@ -241,53 +246,66 @@ def _last_kept(
 ):
     """The smallest logit, `floor` at least, above which there is less than `target`: tokens, or by_mass weight."""
     lowest = _below(floor)
-    low = top
-    width = 1.0
-    num_found = 0
-    num_low = 0
-    above = tl.zeros((), tl.float64)
-    while (above < target) & (low > lowest):  # an interval that it surely lies in
-        width = width * 2.0
-        low = tl.where(width > 64.0, lowest, tl.maximum(top - width, lowest))
+    low = _surely_before(maxima, top, lowest, target, by_mass)
+    num_found = _find(found_ptr, maxima, low)
+    num_low, above_low, largest = _above(
+        logits_ptr, found_ptr, num_found, low, top, by_mass, vocab_size, temperature, BLOCK, TILE
+    )
+    width = _NEAR
+    while (above_low < target) & (low > lowest):
+        width *= 2.0
+        low = tl.where(width > _FAR, lowest, tl.maximum(top - width, lowest))
         num_found = _find(found_ptr, maxima, low)
-        num_low, above = _above(
+        num_low, above_low, largest = _above(
             logits_ptr, found_ptr, num_found, low, top, by_mass, vocab_size, temperature, BLOCK, TILE
         )
     last = floor
-    if above >= target:
-        low_key = _key(low)
-        high_key = _key(top)
+    if above_low >= target:
+        last = top
+        high = top
         num_high = 0
-        while (high_key - low_key > 1) & (num_low - num_high > 1):
-            middle = low_key + (high_key - low_key) // 2
-            num, above = _above(
-                logits_ptr, found_ptr, num_found, _of_key(middle), top, by_mass, vocab_size, temperature, BLOCK, TILE
+        above_high = tl.zeros((), tl.float64)
+        halves = 0
+        while (_key(high) - _key(low) > 1) & (num_low - num_high > 1):
+            # By turns where it should lie, were the weight spread evenly, and in the middle; of what is far apart, or
+            # next to each other, in the middle of the fp32 numbers between.
+            share = ((above_low - target) / (above_low - above_high)).to(tl.float32)
+            share = tl.where(halves > 0, 0.5, tl.minimum(tl.maximum(share, 0.05), 0.95))
+            halves = 1 - halves
+            middle = low + (high - low) * share
+            is_between = (middle > low) & (middle < high) & (high - low < _FAR)
+            middle = tl.where(is_between, middle, _of_key(_key(low) + (_key(high) - _key(low)) // 2))
+            num, above, largest = _above(
+                logits_ptr, found_ptr, num_found, middle, top, by_mass, vocab_size, temperature, BLOCK, TILE
             )
             is_high = above < target
-            high_key = tl.where(is_high, middle, high_key)
+            last = tl.where(is_high, largest, last)
+            high = tl.where(is_high, middle, high)
             num_high = tl.where(is_high, num, num_high)
-            low_key = tl.where(is_high, low_key, middle)
+            above_high = tl.where(is_high, above, above_high)
+            low = tl.where(is_high, low, middle)
             num_low = tl.where(is_high, num_low, num)
+            above_low = tl.where(is_high, above_low, above)
             if num_found > TILE:
-                num_found = _find(found_ptr, maxima, _of_key(low_key))
-        last = _largest_up_to(logits_ptr, found_ptr, num_found, _of_key(high_key), vocab_size, temperature, BLOCK, TILE)
+                num_found = _find(found_ptr, maxima, low)
     return last
 
 
 @triton.jit
-def _largest_up_to(
-    logits_ptr, found_ptr, num_found, high, vocab_size, temperature, BLOCK: tl.constexpr, TILE: tl.constexpr
-):
-    largest = float("-inf")
-    first = 0
-    while first < num_found:
-        place = first + tl.arange(0, TILE)
-        block = tl.load(found_ptr + place, mask=place < num_found, other=0)
-        x = _logits(logits_ptr, block, place < num_found, vocab_size, temperature, BLOCK)
-        x = tl.where(x <= high, x, float("-inf"))
-        largest = tl.maximum(largest, tl.max(tl.max(x, axis=1), axis=0))
-        first += TILE
-    return largest
+def _surely_before(maxima, top, lowest, target, by_mass):
+    """A logit above which there is `target` and little more, as far as the blocks' largest tell; else a first guess."""
+    weights = tl.where(by_mass > 0, _weights(maxima, top), 1.0)
+    low = tl.maximum(top - _NEAR, lowest)
+    high = top
+    if tl.sum(tl.where(maxima > low, weights, 0.0), axis=0) >= target:
+        halves = 0
+        while halves < 10:
+            middle = (low + high) * 0.5
+            is_before = tl.sum(tl.where(maxima > middle, weights, 0.0), axis=0) >= target
+            low = tl.where(is_before, middle, low)
+            high = tl.where(is_before, high, middle)
+            halves += 1
+    return low
 
 
 @triton.jit

@@ -142,10 +142,17 @@ def test_a_cache_in_int8_is_chosen_where_16_bits_hold_too_little(
     assert (told in found.report.notes) == int8
 
 
-@pytest.mark.parametrize("fmt", ["gptq", "awq_gemm", "compressed", "dense"])
-def test_weights_are_forecast_from_the_headers_within_5_percent(tmp_path: Path, fmt: str) -> None:
-    tiny_checkpoint(tmp_path, "llama", fmt)
-    runner = load_runner(EngineConfig(model=str(tmp_path), device="cpu", kv_gb=0.001), lambda stage, fraction: None)
+@pytest.mark.parametrize("head", ["on", "off"])
+@pytest.mark.parametrize(
+    ("family", "fmt"),
+    [("llama", "gptq"), ("llama", "awq_gemm"), ("llama", "compressed"), ("llama", "dense"), ("llama3", "gptq")],
+)
+def test_weights_are_forecast_from_the_headers_within_5_percent(
+    tmp_path: Path, family: str, fmt: str, head: str
+) -> None:
+    tiny_checkpoint(tmp_path, family, fmt)
+    config = EngineConfig(model=str(tmp_path), device="cpu", kv_gb=0.001, quantize_lm_head=head)
+    runner = load_runner(config, lambda stage, fraction: None)
     checkpoint = open_checkpoint(tmp_path)
     reader = checkpoint.open_reader(torch.device("cpu"))
     parts = forecast(
@@ -157,6 +164,7 @@ def test_weights_are_forecast_from_the_headers_within_5_percent(tmp_path: Path, 
         max_num_seqs=32,
         max_len=0,
         uses_graphs=False,
+        quantizes_head=head == "on",
     )
     assert parts.weights == pytest.approx(runner.memory.weights_bytes, rel=0.05)
     assert parts.workspace == pytest.approx(runner.memory.workspace_bytes, rel=0.05)
@@ -170,7 +178,7 @@ def test_on_a_card_the_forecast_is_within_5_percent_of_what_is_taken(quant: str)
     checkpoint = dummy_checkpoint("llama3.1-8b", quant)
     checkpoint = replace(checkpoint, spec=replace(checkpoint.spec, layers=checkpoint.spec.layers[:1]))
     device = open_device("cuda", memory_gb=24)
-    expected = _expected_parts(config, checkpoint.spec, checkpoint.open_reader(device.torch), device, torch.float16)
+    expected = _expected_parts(config, checkpoint, checkpoint.open_reader(device.torch), device, torch.float16)
     runner = make_runner(config, checkpoint, lambda stage, fraction: None)
     for part in ("weights", "workspace", "graphs"):
         assert getattr(expected, part) == pytest.approx(getattr(runner.memory, f"{part}_bytes"), rel=0.05), part

@@ -101,14 +101,10 @@ def test_tokens_come_as_often_as_they_are_likely(way: dict[str, Any]) -> None:
 
 
 def test_of_equal_logits_the_first_is_the_likeliest_and_none_is_left_out_alone() -> None:
+    """top_k 2 and top_p 0.2 would do with less than three."""
     logits = torch.zeros(3, 300, device=DEVICE)
     logits[:, [7, 140, 299]] = 5.0
-    rows = _rows([{"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}], [0, 3, 4])
-    assert _ours(logits, rows)[0] == 7
-    for way in ({"top_k": 2}, {"top_p": 0.2}):
-        many = _rows([way] * 9, list(range(9)))
-        tokens = set(_ours(logits[:1].expand(9, -1).contiguous(), many))
-        assert 299 in tokens and tokens <= {7, 140, 299}
+    assert _ours(logits, _rows([{"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.2}], [0, 10, 10])) == [7, 299, 299]
 
 
 @pytest.mark.parametrize("way", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
