@@ -214,6 +214,11 @@ def _key(raw: object) -> str:
     return _text(raw)
 
 
+def _keys(raw: object) -> tuple[str, ...]:
+    """A key `none` is none: editors read the same variable, and some want a word in it where no key is asked."""
+    return tuple(key for key in _many(_text)(raw) if key.lower() != "none" and _key(key))
+
+
 def _alias(raw: object) -> tuple[str, str]:
     name, _, model = _text(raw).partition("=")
     return _text(name), _text(model)
@@ -333,7 +338,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         name="api_key",
         default=(),
-        read=_many(_key),
+        read=_keys,
         allowed="KEY or NAME:KEY, the key 8 to 512 printable characters without blank, comma and colon",
         help="a key that requests must bring, KEY or NAME:KEY; may be given several times",
         default_text="no key is asked",
@@ -343,7 +348,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         name="admin_key",
         default=(),
-        read=_many(_key),
+        read=_keys,
         allowed="KEY or NAME:KEY, the key 8 to 512 printable characters without blank, comma and colon",
         help="a key that may also load and unload models; may be given several times",
         default_text="where there are keys, nobody may",

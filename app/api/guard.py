@@ -4,6 +4,7 @@ Open to everyone: /health and the page's static files. Where keys are asked all 
 the page by its login.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 
 from fastapi import Request
@@ -15,6 +16,8 @@ from app.api.keys import ApiKey, Keyring
 from app.api.limits import Limits, caller
 from app.api.login import LOGIN_PATH, Login
 from app.errors import AppError
+
+_log = logging.getLogger("fireside.api")
 
 _OPEN = ("/health", "/favicon.ico", "/theme.css")
 _OPEN_FOLDERS = ("/assets/", "/static/")
@@ -49,6 +52,7 @@ class Guard:
                 send = _with_headers(send, lambda: self._limits.headers(key.name))
                 self._limits.admit(key.name)
         except AppError as error:
+            _log.info("request %s: refused, %s: %s", scope["state"]["request_id"], error.code, error.text)
             await error_response(error, scope["path"])(scope, receive, send)
         else:
             caller.set(key.name)

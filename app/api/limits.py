@@ -4,6 +4,7 @@ A bucket holds a minute's worth and refills all the time. What a request will co
 are taken then and a bucket may go below zero: the next request waits until it is above again.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 from app.chat.service import TurnObserver, TurnRecord
 from app.errors import AppError
+
+_log = logging.getLogger("fireside.api")
 
 # Whose request the code below this point serves: the guard sets it, and the tasks of a reply inherit it.
 caller: ContextVar[str | None] = ContextVar("caller", default=None)
@@ -96,6 +99,8 @@ class Charging:
         name = caller.get()
         if name is not None and turn.ttft_s is not None:
             self._limits.spend(name, turn.prompt_tokens + turn.completion_tokens)
+        if name:
+            _log.info("request %s: of key %s", turn.request_id, name)
         self._beside.ended(turn)
 
 

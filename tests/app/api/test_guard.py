@@ -92,6 +92,17 @@ async def test_without_keys_whatever_a_client_sends_passes(folder: Path, words: 
         assert (await house.ask("GET", "/v1/models", headers=header)).status_code == 200
 
 
+async def test_the_log_tells_whose_request_it_was_and_who_was_refused(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for words in (WORDS, "wrong"):
+        headers = {"authorization": f"Bearer {words}", "x-request-id": f"mine-{words}"}
+        await house.ask("POST", "/v1/chat/completions", json={"messages": [USER]}, headers=headers)
+    assert any(f"mine-{WORDS}/" in line and "of key laptop" in line for line in caplog.messages)
+    assert any("mine-wrong: refused, invalid_api_key" in line for line in caplog.messages)
+
+
 # The page
 
 
@@ -242,6 +253,7 @@ def test_keys_of_flags_environment_and_file_are_one_ring(tmp_path: Path) -> None
     ring = Keyring.of(chosen)
     names = {words: "filed", "plain-key-2": "named", "plain-key-3": "root", "plain-key-1": "admin-2"}
     assert {words: ring.find(words).name for words in names} == names  # type: ignore[union-attr]
+    assert settings.load({}, {"FIRESIDE_HOME": str(tmp_path), "FIRESIDE_API_KEY": "none"}).api_key == ()
     assert ring.find("plain-key-1").is_admin  # type: ignore[union-attr]
     assert "plain-key" not in repr(chosen)
 
