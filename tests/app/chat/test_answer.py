@@ -87,6 +87,12 @@ def test_a_single_call_ends_the_answer() -> None:
     assert (content, calls, reason) == ("", {0: '{"zone": "UTC"}'}, "tool_calls")
 
 
+def test_of_a_list_of_calls_in_one_token_a_single_one_is_kept() -> None:
+    text = '<tool_call>[{"name": "a", "arguments": {}}, {"name": "b", "arguments": {}}]</tool_call>'
+    assert hear([text.encode()], single_call=True)[2] == {0: "{}"}
+    assert hear([text.encode()])[2] == {0: "{}", 1: "{}"}
+
+
 @pytest.mark.parametrize("tags", [Tags("[THINK]", "[/THINK]"), Tags("<|begin|>", "<|end|>")])
 def test_other_tags_around_thinking(tags: Tags) -> None:
     channels = Channels(tags)

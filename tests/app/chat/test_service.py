@@ -12,7 +12,7 @@ import pytest
 from app.chat.model_text import ModelText, text_notes
 from app.chat.service import ChatService, TurnRecord
 from app.chat.tokenizer import Tokenizer
-from app.chat.types import ChatDelta, ChatRequest, CompletionRequest, Message, Role, SamplingOptions
+from app.chat.types import ChatDelta, ChatRequest, CompletionRequest, Message, Role, SamplingOptions, ToolSpec
 from app.errors import AppError
 from engine.errors import ContextTooLong, EngineClosed, EngineDied, TooManyRequests
 from engine.types import FinishReason, GrammarKind, GrammarSpec, RequestClass, Standing
@@ -386,3 +386,17 @@ async def test_a_form_comes_after_thinking_that_the_model_may_open(folder: Path,
         await house.chat(sampling={"grammar": grammar})
         asked.append(house.engine.submitted[0][2].grammar)
     assert asked == [grammar, replace(grammar, after="</think>", opening="<think>"), grammar]
+
+
+async def test_calls_behind_a_control_token_are_seen(tmp_path: Path) -> None:
+    template = (
+        "{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<|fim_middle|>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}"
+        "{% endfor %}{% endfor %}"
+    )
+    model = byte_model_folder(tmp_path / "model", chat_template=template)
+    house = House(model, Script(token_ids=(FIM, *ids('{"name": "f", "arguments": {"a": 1}}'))))
+    deltas = await house.chat(tools=(ToolSpec(name="f"),))
+    calls = [piece for delta in deltas for piece in delta.tool_calls]
+    assert calls[0].name == "f" and "".join(piece.arguments for piece in calls) == '{"a": 1}'
+    assert (text_of(deltas), deltas[-1].finish_reason) == ("", "tool_calls")

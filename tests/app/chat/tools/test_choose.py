@@ -93,11 +93,12 @@ def test_ids_are_made_short_for_templates_that_take_no_others() -> None:
     source = (
         "{{ tools | tojson }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
         "{% if c.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
-        "{{ c.function.name }}{{ c.id }}{% endfor %}{{ m.content }}{{ m.tool_call_id }}{% endfor %}"
+        "{{ c.function.arguments | tojson }}{{ c.function.name }}{{ c.id }}{% endfor %}"
+        "{{ m.content }}{{ m.tool_call_id }}{% endfor %}"
     )
     text = render(source, *TALK)
     short = text.partition("get_weather")[2].partition("get_weather")[2][:9]
-    assert text.count(short) == 2
+    assert text.count(short) == 2 and "You may call" not in text
 
 
 def test_a_template_that_looks_for_calls_only_where_there_is_no_content() -> None:
