@@ -224,7 +224,7 @@ def _shapes(messages: Messages) -> Iterator[Messages]:
     """The messages as they are, then plainer step by step; each shape says the same."""
     seen = [messages]
     yield messages
-    for plainer in (_short_call_ids, _one_system_message_first, _neighbours_joined, _system_told_by_user):
+    for plainer in (*_PLAINER_CALLS, _one_system_message_first, _neighbours_joined, _system_told_by_user):
         shape = plainer(seen[-1])
         if shape != seen[-1]:
             seen.append(shape)
@@ -245,6 +245,34 @@ def _short_call_ids(messages: Messages) -> Messages:
 
 def _short_id(call_id: str) -> str:
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _arguments_as_objects(messages: Messages) -> Messages:
+    """Arguments that are no JSON object, as the one member of one: many templates loop over them."""
+    return tuple(replace(message, tool_calls=tuple(map(_with_object, message.tool_calls))) for message in messages)
+
+
+def _with_object(call: ToolCall) -> ToolCall:
+    is_object = isinstance(loaded(call.arguments or "{}"), dict)
+    return call if is_object else replace(call, arguments=json.dumps({"arguments": call.arguments}))
+
+
+def _one_call_a_message(messages: Messages) -> Messages:
+    """Llama 3's templates take no more; each call is followed by its result, as far as there is one."""
+    told: list[Message] = []
+    results = {message.tool_call_id: message for message in messages if message.role == "tool"}
+    many = {call.id for message in messages if len(message.tool_calls) > 1 for call in message.tool_calls}
+    for message in messages:
+        if len(message.tool_calls) > 1:
+            for index, call in enumerate(message.tool_calls):
+                told.append(replace(message, content=message.content if index == 0 else "", tool_calls=(call,)))
+                told += [results[call.id]] if call.id in results else []
+        elif message.role != "tool" or message.tool_call_id not in many:
+            told.append(message)
+    return tuple(told)
+
+
+_PLAINER_CALLS = (_short_call_ids, _arguments_as_objects, _one_call_a_message)
 
 
 def _one_system_message_first(messages: Messages) -> Messages:

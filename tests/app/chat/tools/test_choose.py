@@ -112,3 +112,29 @@ def test_a_template_that_looks_for_calls_only_where_there_is_no_content() -> Non
 def test_arguments_that_are_no_json_are_shown_as_they_were_written() -> None:
     broken = Message(role="assistant", content="", tool_calls=(ToolCall(id="1", name="f", arguments='{"a": '),))
     assert '"arguments": "{\\"a\\": "' in render(TEMPLATE, USER, broken, RESULT)
+
+
+def test_broken_arguments_become_an_object_for_templates_that_loop_over_them() -> None:
+    source = (
+        "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{% for key, value in c.function.arguments | items %}<{{ key }}>{{ value }}{% endfor %}{% endfor %}{% endfor %}"
+    )
+    broken = Message(role="assistant", content="", tool_calls=(ToolCall(id="call_1", name="f", arguments='{"a": '),))
+    text = render(source, USER, broken, RESULT)
+    assert '<arguments>{"a": ' in text and "You may call" not in text
+
+
+def test_several_calls_are_told_one_after_the_other_with_their_results_where_a_template_takes_one() -> None:
+    source = (
+        "{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+        "{{ raise_exception('one call at once') }}{% endif %}"
+        "{% for c in m.tool_calls or [] %}{% set given = c.function.arguments %}<{{ given.city or given | tojson }}>{% endfor %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    calls = tuple(
+        ToolCall(id=city, name="get_weather", arguments=json.dumps({"city": city})) for city in ("Paris", "Rome")
+    )
+    both = Message(role="assistant", content="", tool_calls=calls)
+    results = [Message(role="tool", content=f"{city} is warm", tool_call_id=city) for city in ("Rome", "Paris")]
+    text = render(source, USER, both, *results)
+    assert text.endswith("<Paris>Paris is warm<Rome>Rome is warm")
