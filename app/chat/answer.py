@@ -23,6 +23,9 @@ class Spoken(NamedTuple):
     calls: Sequence[ToolCallDelta] = ()
 
 
+_NOTHING = Spoken()
+
+
 class AnswerText:
     """
     text         tokens to text, up to a stop string
@@ -60,7 +63,7 @@ class AnswerText:
     def finish(self) -> Spoken:
         """What was held back, now that nothing follows."""
         if self._has_its_call:
-            return Spoken()
+            return _NOTHING
         spoken = self._pass_on(self._text.finish())
         piece = self._channels.finish() if self._channels else Piece()
         told = self._tell_calls(piece.content)
@@ -82,8 +85,12 @@ class AnswerText:
         return self._single_call and self._calls is not None and self._calls.has_ended_call
 
     def _pass_on(self, text: str) -> Spoken:
+        if not text:
+            return _NOTHING
         piece = self._channels.feed(text) if self._channels else Piece(content=text)
-        found = self._tell_calls(piece.content)
+        if self._calls is None or not piece.content:
+            return Spoken(piece.content, piece.reasoning)
+        found = self._calls.feed(piece.content)
         return Spoken(found.content, piece.reasoning, self._kept(found.calls))
 
     def _tell_calls(self, text: str) -> Found:

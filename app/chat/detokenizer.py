@@ -88,6 +88,8 @@ class StopStrings:
     def _live(self) -> int:
         """Length of the longest end of the held text with which a stop string begins."""
         most = min(self._longest - 1, len(self._held))
+        if most < 1 or not any(stop[0] in self._held[-most:] for stop in self._stops):  # nearly always
+            return 0
         ends = (self._held[-size:] for size in range(most, 0, -1))
         return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stops)), 0)
 

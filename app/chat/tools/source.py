@@ -83,6 +83,8 @@ class Source:
 def live_size(text: str, tags: Sequence[str]) -> int:
     """Length of the longest end of `text` with which one of `tags` begins, without being whole."""
     most = min(max(map(len, tags), default=0) - 1, len(text))
+    if most < 1 or not any(tag[0] in text[-most:] for tag in tags):  # nearly always: no tag can have begun
+        return 0
     ends = (text[-size:] for size in range(most, 0, -1))
     return next((len(end) for end in ends if any(tag.startswith(end) for tag in tags)), 0)
 

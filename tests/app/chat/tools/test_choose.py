@@ -128,7 +128,7 @@ def test_several_calls_are_told_one_after_the_other_with_their_results_where_a_t
     source = (
         "{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
         "{{ raise_exception('one call at once') }}{% endif %}"
-        "{% for c in m.tool_calls or [] %}{% set given = c.function.arguments %}<{{ given.city or given | tojson }}>{% endfor %}"
+        "{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}<{{ a.city or a | tojson }}>{% endfor %}"
         "{{ m.content }}{% endfor %}"
     )
     calls = tuple(
