@@ -7,7 +7,7 @@ REFERENCE=1 in the environment takes the reference everywhere (read once, at imp
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,8 @@ from kernels import reference
 from kernels.choices import Choices
 from kernels.device import Device
 from kernels.gpu.compiler import missing_for_kernels
-from kernels.gpu.planar import PlanarWeight, can_hold, pack_planar
+from kernels.gpu.planar import PlanarWeight, can_hold, pack_planar, stack_planar
+from kernels.gpu.planar import StackedWeights as StackedWeights  # callers hold them
 from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight, pack_w4
 from kernels.w8 import W8Weight
@@ -60,6 +61,7 @@ def _gpu() -> ModuleType:
         rope_kv,
         sample,
         tune,
+        w4_experts,
         w4_gemm,
         w8_gemm,
     )
@@ -299,6 +301,37 @@ def w4_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None =
         y = _cpu().gemm.w4_linear(x.contiguous(), weight)
         return y if bias is None else y + bias
     return reference.w4_linear(x, weight, bias)
+
+
+def stack_weights(weights: Sequence[PackedWeight]) -> tuple[StackedWeights, list[PlanarWeight]] | None:
+    """The experts' weights of one projection in one tensor, and each again as a view of it, for `w4_mixture`.
+
+    None where they are not on a card, or not alike in shape and groups.
+    """
+    planar = [weight for weight in weights if isinstance(weight, PlanarWeight)]
+    if len(planar) < len(weights) or not planar or _REFERENCE_ONLY:
+        return None
+    return stack_planar(planar)
+
+
+def w4_mixture(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    shares: torch.Tensor,
+    gate_up: StackedWeights,
+    down: StackedWeights,
+    activation: str,
+) -> torch.Tensor:
+    """Each token's weighted sum of what its experts say, on a card, without waiting for it.
+
+    x       [tokens, hidden]
+    chosen  int32 [tokens, experts a token], shares fp32 likewise, as `route_experts` gives them
+    gate_up, down  of `stack_weights`; gate first
+    activation  silu | gelu_tanh
+    Returns [tokens, hidden]; sums of a token in fp32, in the order of its experts
+    """
+    gated = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}[activation]
+    return _gpu().w4_experts.mixture(x, chosen, shares, gate_up, down, gated)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import torch
 
 from engine.model.spec import MoeSpec
-from engine.quant.linear import Linear
+from engine.quant.linear import Linear, stack_linears
 from kernels import ops
 
 _GATED = {"silu": ops.silu_mul, "gelu_tanh": ops.gelu_tanh_mul}
@@ -23,10 +23,15 @@ class GatedFfn:
 
 
 class Moe:
-    """Mixture of experts: each token's result is the weighted sum of what its likeliest experts say."""
+    """Mixture of experts: each token's result is the weighted sum of what its likeliest experts say.
+
+    Where the experts' weights are alike and in 4 bits on a card, one launch a projection does for all of them, and the
+    host learns nothing of who goes where. Else the experts take their tokens one after another.
+    """
 
     def __init__(self, spec: MoeSpec, router: Linear, experts: tuple[GatedFfn, ...]) -> None:
         self._spec, self._router, self._experts = spec, router, experts
+        self._stacks = [stack_linears(part) for part in zip(*(expert.linears for expert in experts), strict=True)]
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -35,6 +40,9 @@ class Moe:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]. The sums run in fp32 in the experts' order, whatever the company."""
         weights, chosen = ops.route_experts(self._router(x), self._spec.num_chosen, self._spec.renormalise)
+        gate_up, down = self._stacks
+        if gate_up is not None and down is not None:
+            return ops.w4_mixture(x, chosen, weights, gate_up, down, self._spec.expert.activation)
         by_expert = chosen.flatten().argsort(stable=True)  # places in [tokens * chosen], grouped by expert
         tokens, shares = by_expert // self._spec.num_chosen, weights.flatten()[by_expert].unsqueeze(1)
         counts = chosen.flatten().bincount(minlength=self._spec.num_experts).tolist()

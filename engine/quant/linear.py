@@ -101,6 +101,22 @@ def packed_weights(linears: Iterable[Linear]) -> Iterator[ops.PackedWeight]:
             yield linear.weight
 
 
+def stack_linears(linears: Sequence[Linear]) -> ops.StackedWeights | None:
+    """One tensor for the weights of linears that are nothing but 4-bit products, alike in form, on a card: each then
+    holds a view of it. None for any others.
+    """
+    plain = [
+        linear for linear in linears if isinstance(linear, W4Linear) and linear.order is None and linear.bias is None
+    ]
+    stacked = ops.stack_weights([linear.weight for linear in plain]) if len(plain) == len(linears) else None
+    if stacked is None:
+        return None
+    whole, parts = stacked
+    for linear, part in zip(plain, parts, strict=True):
+        linear.weight = part
+    return whole
+
+
 class LinearLoader:
     """Makes the Linears of one checkpoint, and remembers in `notes` what a reader of the log should know of them."""
 

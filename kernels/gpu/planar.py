@@ -5,7 +5,8 @@ int16 are thus four operands of the matrix unit that meet four contiguous slabs 
 move after it is unpacked. Scale and zero of a group share one 32-bit word, the least that an asynchronous copy moves.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ LAYOUT_VERSION = 1  # of what is kept on disk: one more whenever the numbers of 
 PLANES = 4
 TILE_N = 256  # outputs are padded to it: the largest tile of any kernel
 SYMMETRIC_ZERO = 8
-_DEPTHS = (32, 16)  # of a plane, the better one first: 64-byte rows fill a sector pair each
+_DEPTHS = (64, 32, 16)  # of a plane, the best first: fewer, longer steps
 _MAX_ZERO = 127  # what 7 bits of bf16's mantissa hold beside the code
 _ZERO_ERROR = 0.02  # of a code: offsets rounded to 16 bits are off by 0.004
 _MIN_TILE_N, _MAX_ROW_TILES = 32, 8
@@ -129,6 +130,39 @@ def pack_planar(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
         num_inputs=k,
         num_outputs=n,
     )
+
+
+@dataclass(frozen=True)
+class StackedWeights:
+    """The weights of all experts of one projection, alike in shape and form.
+
+    codes   int16 [experts, steps, N padded, Q], words int32 [experts, groups, N padded]: as `PlanarWeight` has them
+    one     the first of them, for its sizes
+    """
+
+    codes: torch.Tensor
+    words: torch.Tensor
+    one: PlanarWeight
+
+
+def stack_planar(weights: Sequence[PlanarWeight]) -> tuple[StackedWeights, list[PlanarWeight]] | None:
+    """All in one tensor, and each again as a view of it; None if they are not alike."""
+    first = weights[0]
+    sizes = {(w.codes.shape, w.words.shape, w.group_size, w.num_inputs, w.num_outputs) for w in weights}
+    if len(sizes) > 1:
+        return None
+    has_zeros = any(weight.has_zeros for weight in weights)
+    codes = torch.stack([weight.codes for weight in weights])
+    words = torch.stack([_words(weight, has_zeros) for weight in weights])
+    views = [replace(weight, codes=codes[i], words=words[i], has_zeros=has_zeros) for i, weight in enumerate(weights)]
+    return StackedWeights(codes, words, replace(first, codes=codes[0], words=words[0], has_zeros=has_zeros)), views
+
+
+def _words(weight: PlanarWeight, has_zeros: bool) -> torch.Tensor:
+    """A symmetric weight among others with zeros writes its own out."""
+    if weight.has_zeros == has_zeros:
+        return weight.words
+    return ((weight.words + 128) & -256) | SYMMETRIC_ZERO
 
 
 def _depth(group_size: int, num_groups: int) -> int | None:

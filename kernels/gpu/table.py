@@ -6,6 +6,7 @@ over bandwidth, instructions over issue slots and blocks over multiprocessors, a
 sm_86's. A card's own measurements go above the table: `tune.py`.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,6 +21,7 @@ class Config:
     bm, bn         rows and outputs of a tile
     blocks_an_sm   K is shared among blocks until there are about so many for each multiprocessor; 0 never
     scale_weights  scale the weights, in 16 bits as a dense weight is rounded, and not a step's sums in fp32
+    depth          of a plane, what a turn of the loop takes at most: less where many rows fill the shared memory
     """
 
     bm: int
@@ -28,11 +30,24 @@ class Config:
     stages: int
     blocks_an_sm: float = 0
     scale_weights: bool = False
+    depth: int = 64
+
+    def warps_for(self, depth: int) -> int:
+        """Thin planes give fewer warps enough to do. Tiles of more rows keep theirs: wgmma asks for 4."""
+        return max(2, self.warps * min(depth, self.depth) // 64) if self.bm == 8 else self.warps
 
     def split(self, bucket: int, num_outputs: int, num_steps: int, num_sms: int) -> int:
-        """Shares of K, each of at least two steps: the same for all of a bucket."""
+        """Shares of K, each of at least two steps: the same for all of a bucket. Near what `blocks_an_sm` asks for, and
+        such that the last share has little less than the others.
+        """
         tiles = -(-bucket // self.bm) * -(-num_outputs // self.bn)
-        return max(1, min(round(self.blocks_an_sm * num_sms / tiles), num_steps // 2))
+        wanted = max(1.0, self.blocks_an_sm * num_sms / tiles)
+
+        def cost(shares: int) -> float:
+            steps_computed = -(-num_steps // shares) * shares
+            return abs(math.log2(shares / wanted)) + 2 * (steps_computed / num_steps - 1)
+
+        return min(range(1, max(2, num_steps // 2 + 1)), key=cost)
 
 
 @dataclass(frozen=True)
@@ -45,22 +60,26 @@ class Row:
 
 
 _SM90 = {
-    8: Row(Config(8, 64, 2, 3, 5.8), Config(8, 64, 2, 3, 6.8), Config(8, 64, 2, 4, 3.9)),
-    16: Row(Config(16, 64, 4, 3, 2.9), Config(16, 128, 4, 4), Config(16, 64, 4, 3, 3.9)),
-    32: Row(Config(32, 64, 4, 3, 2.9), Config(32, 128, 4, 3), Config(32, 128, 8, 3, 1.9)),
-    64: Row(Config(64, 64, 4, 3, 2.9), Config(64, 128, 8, 3), Config(64, 128, 8, 3, 1.9)),
-    128: Row(Config(128, 128, 8, 4, 0.7, True), Config(128, 256, 8, 4, 0, True), Config(128, 128, 8, 4, 1, True)),
-    256: Row(Config(128, 128, 8, 3, 1.5, True), Config(128, 256, 8, 3, 0, True), Config(128, 128, 8, 3, 1.9, True)),
-    1024: Row(Config(128, 256, 8, 3, 0, True), Config(128, 256, 8, 3, 0, True), Config(128, 256, 8, 3, 0, True)),
+    8: Row(Config(8, 32, 2, 3, 4.9), Config(8, 128, 4, 3), Config(8, 64, 2, 3, 3.9)),
+    16: Row(Config(16, 64, 4, 3, 3), Config(16, 128, 4, 3), Config(16, 64, 4, 3, 3.9)),
+    32: Row(Config(32, 64, 4, 3, 2.5), Config(32, 128, 4, 3), Config(32, 64, 4, 3, 2.5)),
+    64: Row(Config(64, 64, 4, 3, 1), Config(64, 64, 4, 3), Config(64, 64, 4, 3, 1.9)),
+    128: Row(Config(128, 128, 8, 3, 0.85, True), Config(128, 256, 8, 4, 0, True, 32), Config(128, 128, 8, 3, 1, True)),
+    256: Row(
+        Config(128, 128, 8, 3, 1.5, True, 32),
+        Config(128, 256, 8, 3, 0, True, 32),
+        Config(128, 128, 8, 3, 1.9, True, 32),
+    ),
+    1024: Row(*[Config(128, 256, 8, 3, 0, True, 32)] * 3),
 }
 _SM86 = {
-    8: Row(Config(8, 64, 2, 4, 4), Config(8, 64, 2, 4, 4), Config(8, 64, 2, 4, 4)),
-    16: Row(Config(16, 64, 2, 4, 4), Config(16, 64, 2, 4, 4), Config(16, 64, 2, 4, 4)),
-    32: Row(Config(32, 64, 2, 3, 3), Config(32, 128, 4, 3, 2), Config(32, 128, 4, 3, 2)),
-    64: Row(Config(64, 128, 4, 3, 2), Config(64, 128, 4, 3, 2), Config(64, 128, 4, 3, 2)),
-    128: Row(Config(64, 128, 4, 3, 2), Config(64, 128, 4, 3, 2), Config(64, 128, 4, 3, 2)),
-    256: Row(Config(64, 128, 4, 3, 2), Config(64, 128, 4, 3, 2), Config(64, 128, 4, 3, 2)),
-    1024: Row(Config(64, 128, 4, 3), Config(64, 128, 4, 3), Config(64, 128, 4, 3)),
+    8: Row(*[Config(8, 64, 4, 3, 4)] * 3),
+    16: Row(*[Config(16, 64, 4, 3, 3)] * 3),
+    32: Row(*[Config(32, 64, 4, 2, 2)] * 3),
+    64: Row(*[Config(64, 64, 4, 2, 2, True)] * 3),
+    128: Row(*[Config(64, 64, 4, 2, 2, True)] * 3),
+    256: Row(*[Config(64, 64, 4, 2, 2, True)] * 3),
+    1024: Row(*[Config(64, 64, 4, 2, 0, True)] * 3),
 }
 TABLE = {80: _SM86, 86: _SM86, 89: _SM86, 90: _SM90}
 _DENSE_ABOVE = {80: (256, 256), 86: (256, 256), 89: (256, 256), 90: (256, 1024)}  # rows: of a square shape, of others

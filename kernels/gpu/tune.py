@@ -116,8 +116,8 @@ def _read(path: Path) -> Results:
 
 
 def _config(fields: Sequence[float]) -> Config:
-    bm, bn, warps, stages, blocks, scales = fields
-    return Config(int(bm), int(bn), int(warps), int(stages), float(blocks), bool(scales))
+    bm, bn, warps, stages, blocks, scales, depth = fields
+    return Config(int(bm), int(bn), int(warps), int(stages), float(blocks), bool(scales), int(depth))
 
 
 def _write(path: Path, results: Results) -> None:

@@ -79,12 +79,13 @@ def _constants(config: Config, depth: int, planes_a_group: int, has_zeros: bool)
         "BM": config.bm,
         "BN": config.bn,
         "Q": depth,
+        "PART": min(depth, config.depth),
         "GROUP": planes_a_group,
         "SCALE_WEIGHTS": config.scale_weights,
         "HAS_ZEROS": has_zeros,
         "STAGES": config.stages,
         "AHEAD": min(4, max(1, _SUMS_AHEAD // (config.bm * config.bn))),
-        "num_warps": config.warps,
+        "num_warps": config.warps_for(depth),
         "num_stages": config.stages,
     }
 
@@ -108,7 +109,8 @@ def _w4_gemm(
     num_steps,
     BM: tl.constexpr,
     BN: tl.constexpr,
-    Q: tl.constexpr,  # depth of a plane: a step takes 4 * Q of K
+    Q: tl.constexpr,  # depth of a plane
+    PART: tl.constexpr,  # of it, what a turn of the loop takes: 4 * PART of K
     GROUP: tl.constexpr,  # planes that share a scale, 0 if all do
     IS_SPLIT: tl.constexpr,  # K goes to several blocks
     SCALE_WEIGHTS: tl.constexpr,  # scale the weights, which many rows share, and not a step's sums
@@ -128,16 +130,17 @@ def _w4_gemm(
     outputs = (tile // row_tiles) * BN + tl.arange(0, BN)
     first = share * steps_a_share
     end = tl.minimum(first + steps_a_share, num_steps)
-    q = tl.arange(0, Q)
+    q = tl.arange(0, PART)
     is_row = rows < num_rows
     x_at = x + rows.to(tl.int64) * x_stride + q[:, None] + first * (4 * Q)
     codes_at = codes + first.to(tl.int64) * num_padded * Q + outputs[:, None] * Q + q[None, :]
     acc = tl.zeros((BN, BM), tl.float32)
-    for step in tl.range(first, end, num_stages=STAGES):
+    for turn in tl.range(first * (Q // PART), end * (Q // PART), num_stages=STAGES):
+        step, part = turn // (Q // PART), turn % (Q // PART) * PART
         packed = tl.load(codes_at)
-        k = step * (4 * Q) + q[:, None]
-        x0, x1, x2, x3 = _load_slabs(x_at, is_row, k, num_inputs, Q, WHOLE_K)
-        acc = _add_step(
+        k = step * (4 * Q) + part + q[:, None]
+        x0, x1, x2, x3 = load_slabs(x_at, is_row, k, num_inputs, Q, WHOLE_K)
+        acc = add_step(
             acc,
             packed,
             x0,
@@ -152,28 +155,34 @@ def _w4_gemm(
             HAS_ZEROS,
             PORTABLE,
         )
-        codes_at += num_padded * Q
-        x_at += 4 * Q
+        if PART == Q:
+            codes_at += num_padded * Q
+            x_at += 4 * Q
+        else:
+            is_last = part == Q - PART
+            codes_at += tl.where(is_last, num_padded * Q - (Q - PART), PART)
+            x_at += tl.where(is_last, 4 * Q - (Q - PART), PART)
     if IS_SPLIT:
         # A share's sums lie [BM, BN] in `partials`: [share, tile, BM, BN].
         at = partials + tile * (BM * BN) + tl.arange(0, BM)[None, :] * BN + tl.arange(0, BN)[:, None]
         stride = tl.num_programs(0) * (BM * BN)
         num_shares = tl.num_programs(1)
-        tl.store(at + share * stride, acc)
+        tl.store(at + share * stride, acc, mask=is_row)
         tl.debug_barrier()  # every thread's sums are written before one thread tells of them
         if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == num_shares - 1:
             total = tl.zeros_like(acc)
             for i in tl.range(0, num_shares, AHEAD):
                 for j in tl.static_range(AHEAD):
-                    total += tl.load(at + (i + j) * stride, mask=i + j < num_shares, other=0.0, cache_modifier=".cg")
+                    is_share = is_row & (i + j < num_shares)
+                    total += tl.load(at + (i + j) * stride, mask=is_share, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
-            _finish(total, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS, HAS_RESIDUAL)
+            finish(total, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS, HAS_RESIDUAL)
     else:
-        _finish(acc, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS, HAS_RESIDUAL)
+        finish(acc, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS, HAS_RESIDUAL)
 
 
 @triton.jit
-def _load_slabs(x_at, is_row, k, num_inputs, Q: tl.constexpr, WHOLE_K: tl.constexpr):
+def load_slabs(x_at, is_row, k, num_inputs, Q: tl.constexpr, WHOLE_K: tl.constexpr):
     """Of each plane, the activations that meet it; `k` numbers the inputs of the first."""
     if WHOLE_K:
         x0 = tl.load(x_at, mask=is_row, other=0.0)
@@ -189,7 +198,7 @@ def _load_slabs(x_at, is_row, k, num_inputs, Q: tl.constexpr, WHOLE_K: tl.conste
 
 
 @triton.jit
-def _add_step(
+def add_step(
     acc,
     packed,
     x0,
@@ -212,9 +221,8 @@ def _add_step(
         s = tl.load(words_at + (plane // GROUP * num_padded if GROUP else 0))[:, None]
         w0, w1, w2, w3 = unpack(packed, s, DTYPE, HAS_ZEROS, PORTABLE)
         if SCALE_WEIGHTS:
-            scale = scale_of(s, HAS_ZEROS).to(DTYPE)
-            acc = tl.dot(w1 * scale, x1, tl.dot(w0 * scale, x0, acc))
-            acc = tl.dot(w3 * scale, x3, tl.dot(w2 * scale, x2, acc))
+            acc = _add_pair(acc, w0, x0, w1, x1, s, True, HAS_ZEROS)
+            acc = _add_pair(acc, w2, x2, w3, x3, s, True, HAS_ZEROS)
         else:
             part = tl.dot(w1, x1, tl.dot(w0, x0))
             acc += tl.dot(w3, x3, tl.dot(w2, x2, part)) * scale_of(s, HAS_ZEROS)
@@ -223,8 +231,8 @@ def _add_step(
         t = tl.load(words_at + (plane + 2) // GROUP * num_padded)[:, None]
         w0, w1, _, _ = unpack(packed, s, DTYPE, HAS_ZEROS, PORTABLE)
         _, _, w2, w3 = unpack(packed, t, DTYPE, HAS_ZEROS, PORTABLE)
-        acc += tl.dot(w1, x1, tl.dot(w0, x0)) * scale_of(s, HAS_ZEROS)
-        acc += tl.dot(w3, x3, tl.dot(w2, x2)) * scale_of(t, HAS_ZEROS)
+        acc = _add_pair(acc, w0, x0, w1, x1, s, SCALE_WEIGHTS, HAS_ZEROS)
+        acc = _add_pair(acc, w2, x2, w3, x3, t, SCALE_WEIGHTS, HAS_ZEROS)
     else:
         s0 = tl.load(words_at + plane // GROUP * num_padded)[:, None]
         s1 = tl.load(words_at + (plane + 1) // GROUP * num_padded)[:, None]
@@ -234,15 +242,36 @@ def _add_step(
         _, w1, _, _ = unpack(packed, s1, DTYPE, HAS_ZEROS, PORTABLE)
         _, _, w2, _ = unpack(packed, s2, DTYPE, HAS_ZEROS, PORTABLE)
         _, _, _, w3 = unpack(packed, s3, DTYPE, HAS_ZEROS, PORTABLE)
-        acc += tl.dot(w0, x0) * scale_of(s0, HAS_ZEROS)
-        acc += tl.dot(w1, x1) * scale_of(s1, HAS_ZEROS)
-        acc += tl.dot(w2, x2) * scale_of(s2, HAS_ZEROS)
-        acc += tl.dot(w3, x3) * scale_of(s3, HAS_ZEROS)
+        acc = _add_plane(acc, w0, x0, s0, SCALE_WEIGHTS, HAS_ZEROS)
+        acc = _add_plane(acc, w1, x1, s1, SCALE_WEIGHTS, HAS_ZEROS)
+        acc = _add_plane(acc, w2, x2, s2, SCALE_WEIGHTS, HAS_ZEROS)
+        acc = _add_plane(acc, w3, x3, s3, SCALE_WEIGHTS, HAS_ZEROS)
     return acc
 
 
 @triton.jit
-def _finish(
+def _add_pair(acc, w, x, v, y, words, SCALE_WEIGHTS: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """acc plus two planes of one scale."""
+    scale = scale_of(words, HAS_ZEROS)
+    if SCALE_WEIGHTS:
+        acc = tl.dot(v * scale.to(v.dtype), y, tl.dot(w * scale.to(w.dtype), x, acc))
+    else:
+        acc += tl.dot(v, y, tl.dot(w, x)) * scale
+    return acc
+
+
+@triton.jit
+def _add_plane(acc, w, x, words, SCALE_WEIGHTS: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    scale = scale_of(words, HAS_ZEROS)
+    if SCALE_WEIGHTS:
+        acc = tl.dot(w * scale.to(w.dtype), x, acc)
+    else:
+        acc += tl.dot(w, x) * scale
+    return acc
+
+
+@triton.jit
+def finish(
     acc, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr
 ):
     """acc [BN, BM] plus what is asked for, to its place."""
@@ -261,19 +290,19 @@ def aot_cases() -> Iterable[AotCase]:
     for arch, rows in table.TABLE.items():
         configs = {c: bucket for bucket, row in reversed(rows.items()) for c in (row.square, row.wide, row.deep)}
         for config, bucket in reversed(configs.items()):
-            yield _aot_case(arch, bucket, config, "fp16", 32, 4, False)
+            yield _aot_case(arch, bucket, config, "fp16", 64, 2, False)
         for dtype, depth, group, has_zeros in _OTHER_FORMS:
             yield _aot_case(arch, 8, rows[8].square, dtype, depth, group, has_zeros)
 
 
 # dtype, depth of a plane, planes a group, zeros: bf16, zeros, groups of 64 and 32, one group, a depth of 16
 _OTHER_FORMS = (
-    ("bf16", 32, 4, False),
-    ("bf16", 32, 4, True),
-    ("fp16", 32, 4, True),
-    ("fp16", 32, 2, True),
+    ("bf16", 64, 2, False),
+    ("bf16", 64, 2, True),
+    ("fp16", 64, 2, True),
+    ("fp16", 64, 1, True),
     ("fp16", 32, 1, False),
-    ("fp16", 32, 0, False),
+    ("fp16", 64, 0, False),
     ("fp16", 16, 9, False),
 )
 
@@ -288,7 +317,7 @@ def _aot_case(arch: int, bucket: int, config: Config, dtype: str, depth: int, gr
     sizes = ("num_outputs", "num_padded", "num_inputs", "x_stride")
     types |= dict.fromkeys((*sizes, "num_rows", "steps_a_share", "num_steps"), "i32")
     form = f"{'zeros' if has_zeros else 'symmetric'}, groups of {group * depth or 'all'} in planes of {depth}"
-    tile = f"{config.bm}x{config.bn}, {config.warps} warps, {config.stages} stages"
+    tile = f"{config.bm}x{config.bn}x{4 * min(depth, config.depth)}, {config.warps} warps, {config.stages} stages"
     return AotCase(
         f"w4 {dtype} to {bucket} rows: {tile}, {form}",
         _w4_gemm,
@@ -306,4 +335,4 @@ def _limit(arch: int, bucket: int, depth: int) -> float:
     """Instructions a weight. From 64 rows on the matrix unit sets the pace, and on sm_90 the best rows for small shapes
     wait for memory; thin planes cost more and are rare (groups of 16 or 48).
     """
-    return 3.0 if arch < 90 and bucket <= 32 and depth == 32 else 4.0
+    return 3.0 if arch < 90 and bucket <= 32 and depth > 16 else 5.0

@@ -35,11 +35,12 @@ def test_one_group_for_all_may_have_any_length(k: int) -> None:
 
 def test_codes_lie_in_planes() -> None:
     """Bits 4j of (s, n, q) are the code of k = (4s + j) * Q + q, as the kernels read them."""
-    given = numbers(256, 3, 128, has_zeros=False)
+    given = numbers(512, 3, 128, has_zeros=False)
     weight = pack_planar(*given.parts, 128)
-    for s, j, q, n in [(0, 0, 0, 0), (0, 3, 31, 2), (1, 1, 5, 1), (1, 2, 30, 0)]:
+    assert weight.depth == 64
+    for s, j, q, n in [(0, 0, 0, 0), (0, 3, 63, 2), (1, 1, 5, 1), (1, 2, 62, 0)]:
         nibble = (int(weight.codes[s, n, q]) >> 4 * j) & 15
-        assert nibble == given.codes[(4 * s + j) * 32 + q, n]
+        assert nibble == given.codes[(4 * s + j) * 64 + q, n]
 
 
 def test_zeros_rounded_to_16_bits_are_taken_for_the_whole_numbers_that_they_are() -> None:

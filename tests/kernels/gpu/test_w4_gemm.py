@@ -19,6 +19,7 @@ CONFIGS = {
     "one share": Config(8, 64, 2, 3),
     "shares": Config(16, 64, 2, 3, blocks_an_sm=4),
     "scaled weights": Config(16, 64, 4, 2, scale_weights=True),
+    "parts of planes": Config(16, 64, 4, 2, blocks_an_sm=2, depth=32),
 }
 
 
