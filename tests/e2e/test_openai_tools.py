@@ -1,5 +1,6 @@
 """Tools, forms and thinking through the openai package over a scripted engine: what its helpers make of our chunks."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from engine.errors import BadGrammar
 from engine.types import FinishReason, GrammarKind
 from tests.app.api.house import USER, House
 from tests.clients.scenes import TEMPLATE, call
-from tests.e2e.test_openai_client import openai_client
+from tests.e2e.test_openai_client import openai_client, until
 from tests.fakes import Script, byte_model_folder, ids, model_info
 
 WEATHER: Any = {
@@ -206,3 +207,15 @@ async def test_ids_and_stop_strings_of_vllm(folder: Path) -> None:
     assert choice.model_extra["stop_reason"] == "<|end|>"
     assert choice.model_extra["token_ids"] == list(ids("ab<|end|>")) == [t for c in chunks for t in c["token_ids"]]
     assert choice.model_extra["prompt_token_ids"] == list(ids("x")) == chunks[0]["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_while_a_grammar_is_compiled_aborts(folder: Path, stream: bool) -> None:
+    home = house(folder, "1", gate=asyncio.Event())
+    options: Any = {"extra_body": {"structured_outputs": {"regex": "[0-9]"}}, "stream": stream}
+    async with openai_client(home) as client:
+        asked = asyncio.create_task(client.chat.completions.create(model="", messages=[USER], **options))
+        await until(lambda: bool(home.engine.running))
+        asked.cancel()
+        await until(lambda: len(home.engine.aborted) == 1)
+    assert not home.engine.running
