@@ -26,14 +26,23 @@ _NOBODY = ApiKey("", b"", is_admin=True)  # where no keys are asked: whoever rea
 
 class Guard:
     """
-    is_api   whether a route of the API serves this request; all else is the page's
+    is_api    whether a route of the API serves this request; all else is the page's
+    refused   told of every request to the API that is not let in
     """
 
-    def __init__(self, app: ASGIApp, keys: Keyring, limits: Limits, is_api: Callable[[Scope], bool]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keyring,
+        limits: Limits,
+        is_api: Callable[[Scope], bool],
+        refused: Callable[[AppError], None],
+    ) -> None:
         self._app = app
         self._keys = keys
         self._limits = limits
         self._is_api = is_api
+        self._refused = refused
         self._login = Login(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,6 +61,7 @@ class Guard:
                 send = _with_headers(send, lambda: self._limits.headers(key.name))
                 self._limits.admit(key.name)
         except AppError as error:
+            self._refused(error)
             _log.info("request %s: refused, %s: %s", scope["state"]["request_id"], error.code, error.text)
             await error_response(error, scope["path"])(scope, receive, send)
         else:

@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from app.chat.service import TurnRecord
+from app.errors import AppError
 from engine.types import STEP_TOKEN_BOUNDS, EngineStats
 
 _ms = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 50, 100, 200, 500, 1000, 5000)
@@ -58,10 +59,14 @@ class Metrics:
         """One more token came, `gap_s` after the one before it in the same answer."""
         self._inter_token.observe(gap_s)
 
+    def refused(self, error: AppError) -> None:
+        """A request was not let in, or not taken."""
+        self._refused.labels(error.code or "none").inc()
+
     def ended(self, turn: TurnRecord) -> None:
         """A turn is over, well or not."""
         if turn.error is not None and turn.ttft_s is None:
-            self._refused.labels(turn.error.code or "none").inc()
+            self.refused(turn.error)
             return
         self._ended.labels(turn.reason).inc()
         self._e2e.observe(turn.total_s)

@@ -84,7 +84,9 @@ def install(
     describe(app)
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Guard, keys=keys, limits=limits, is_api=lambda scope: _is_api(served, scope))
+    app.add_middleware(
+        Guard, keys=keys, limits=limits, is_api=lambda scope: _is_api(served, scope), refused=metrics.refused
+    )
     app.add_middleware(Door, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
 
 

@@ -190,6 +190,10 @@ async def test_requests_beyond_a_minutes_budget_wait_as_long_as_they_are_told(fo
     clock.now_s += 1
     assert (await ask(house)).status_code == 200
     assert (await house.ask("GET", "/v1/models", headers=BEARER)).status_code == 200, "looking is free"
+    await house.ask("GET", "/v1/models")
+    counted = (await house.ask("GET", "/metrics", headers=BEARER)).text
+    assert 'fireside_admission_rejections_total{reason="rate_limit_exceeded"} 2.0' in counted
+    assert 'fireside_admission_rejections_total{reason="invalid_api_key"} 1.0' in counted
 
 
 async def test_tokens_are_charged_as_they_were_used_and_debts_are_waited_for(folder: Path, clock: Clock) -> None:

@@ -386,3 +386,25 @@ async def test_memory_is_that_of_the_model_in_hand(manager: ModelManager) -> Non
     with pytest.raises(AppError, match="At most 100 bytes") as refused:
         await manager.resize_kv(101)
     assert refused.value.status == 400
+
+
+async def test_a_load_waits_until_what_was_unloaded_has_given_its_memory_back(
+    manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_close, close = asyncio.Event(), Child.close
+
+    async def close_slowly(child: Child) -> None:
+        await may_close.wait()
+        await close(child)
+
+    monkeypatch.setattr(Child, "close", close_slowly)
+    manager.load("one")
+    await manager.acquire("one")
+    unloading = asyncio.create_task(manager.unload())
+    await until(lambda: manager.status().state == "empty")
+    manager.load("two")
+    await asyncio.sleep(0.05)
+    assert len(engines.children) == 1 and engines.children[0].is_alive
+    may_close.set()
+    await unloading
+    assert (await manager.acquire("two")).id == "two" and not engines.children[0].is_alive
