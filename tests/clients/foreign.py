@@ -45,26 +45,31 @@ def play_script(command: list[str], stage: Stage) -> Results:
         "report": REPORT,
     }
     run = subprocess.run(
-        command, input=json.dumps(wanted), capture_output=True, text=True, timeout=_RUN_S, env=_environment()
+        command, input=json.dumps(wanted), capture_output=True, text=True, timeout=_RUN_S, env=environment()
     )
     assert run.returncode == 0, f"{command[-1]} failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
     lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith('{"feature"')]
     return {line["feature"]: line["error"] for line in lines}
 
 
-def node_command(script: str) -> list[str]:
-    """`node script`, with the packages of node/package-lock.json beside it. Skips where they cannot be had."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
+def node_packages(name: str) -> Path:
+    """A folder with the packages of `name`/package-lock.json. Skips where they cannot be had."""
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
         pytest.skip("Node is not installed here")
-    folder = _installed(
-        "node",
-        [_HERE / "node" / "package.json", _HERE / "node" / "package-lock.json"],
+    return _installed(
+        name,
+        [_HERE / name / "package.json", _HERE / name / "package-lock.json"],
         lambda place: [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place)],
     )
+
+
+def node_command(script: str) -> list[str]:
+    """`node script`, with the packages of node/package-lock.json beside it."""
+    folder = node_packages("node")
     for source in (_HERE / "node").glob("*.mjs"):
         shutil.copy(source, folder)  # Node looks for packages beside the script
-    return [node, str(folder / script)]
+    return ["node", str(folder / script)]
 
 
 def venv_command(name: str) -> list[str]:
@@ -100,7 +105,7 @@ def _installed(name: str, pins: list[Path], install: Any) -> Path:
     return folder
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, without what would lead a client to another server or have it call home."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
     return kept | {"LANGSMITH_TRACING": "false", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"}

@@ -67,6 +67,7 @@ SCENES = {
     "tool": Scene(call("Paris")),
     "tools": Scene(call("Paris") + "\n" + call("Rome")),
     "told": Scene(f"It is {REPORT}."),
+    "edit": Scene("note.txt\n```\nwritten by a model\n```\n"),
     "endless": Scene("a" * 10_000, pause_s=0.01),
     "breaks": Scene("abcdef", breaks_at=3, pause_s=0.1),
 }

@@ -46,7 +46,11 @@ class Stage:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve())
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._server.serve()
 
     def __enter__(self) -> "Stage":
         self._thread.start()
@@ -58,6 +62,14 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(_PATIENCE_S)
+
+    def num_tasks(self) -> int:
+        """Under way in the server now."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks())
+
+        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(_PATIENCE_S)
 
     def last_params(self) -> Any:
         """What the engine was asked to sample with, in the latest request."""

@@ -37,6 +37,7 @@ FEATURES = {
     "completions": "completions",
     "embeddings": "embeddings",
     "tokens": "token count",
+    "edits": "edits files",
     "errors": "errors",
     "abort": "abort",
     "real": "real model",
