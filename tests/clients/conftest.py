@@ -7,6 +7,9 @@ import pytest
 
 from tests.clients import table
 from tests.clients.stage import Stage, model_folder
+from tests.e2e.test_real_server import Server
+
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +21,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stage(folder: Path) -> Iterator[Stage]:
     with Stage(folder) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def real(embedded_home: Path) -> Iterator[Server]:
+    """The whole thing, with the embedded model."""
+    running = Server(embedded_home)
+    yield running
+    running.process.terminate()
+    running.process.wait(timeout=30)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before the slow ones are taken out: the table in the docs has them too."""
+    config.stash[COLLECTED] = [item for item in items if item.path.parent == Path(__file__).parent]
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -41,7 +41,7 @@ class Stage:
         self.house = House(folder, script)
         self.engine = self.house.engine
         self.house.source.model.info = model_info(max_model_len=200_000, context_length=200_000)
-        config = uvicorn.Config(self.house.app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+        config = uvicorn.Config(self.house.app, host="127.0.0.1", port=0, log_level="warning")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, daemon=True)
 

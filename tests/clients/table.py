@@ -1,16 +1,14 @@
 """Client x version x feature: what the tests of this folder prove, for the end of a run and for docs/clients.md.
 
-    python -m tests.clients.table            # writes the table into docs/clients.md
-    python -m tests.clients.table --check    # says whether it is up to date
+    python -m tests.clients.table    # writes the table into docs/clients.md
 
 A test says what it proves by a mark, `@pytest.mark.proves("stream", "usage")`, and its module whose, by `CLIENT`.
 """
 
 import json
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import pytest
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
-_DOCS = _ROOT / "docs" / "clients.md"
+DOCS = _ROOT / "docs" / "clients.md"
 _BEGIN, _END = "<!-- the table: python -m tests.clients.table -->", "<!-- end of the table -->"
 
 FEATURES = {
@@ -140,16 +138,15 @@ def _collected() -> list[Proof]:
     return collector.proofs
 
 
-def main(arguments: Sequence[str]) -> int:
-    text = _DOCS.read_text(encoding="utf-8")
-    head, rest = text.split(_BEGIN)
-    tail = rest.split(_END)[1]
-    wanted = f"{head}{_BEGIN}\n\n{markdown(_collected())}\n\n{_END}{tail}"
-    if "--check" in arguments:
-        return 0 if text == wanted else 1
-    _DOCS.write_text(wanted, encoding="utf-8")
-    return 0
+def in_docs() -> str:
+    """The table as docs/clients.md has it."""
+    return DOCS.read_text(encoding="utf-8").split(_BEGIN)[1].split(_END)[0].strip()
+
+
+def main() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    DOCS.write_text(text.replace(in_docs(), markdown(_collected())), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

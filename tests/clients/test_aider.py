@@ -10,7 +10,7 @@ from tests.clients.stage import MODEL, Stage
 from tests.clients.table import Client
 
 CLIENT = Client("aider", "aider-chat", "requirements/aider.txt")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the packages are installed first
 _FLAGS = [
     *("--no-check-update", "--no-show-model-warnings", "--no-show-release-notes", "--analytics-disable"),
     *("--yes-always", "--no-git", "--no-pretty", "--no-detect-urls", "--map-tokens", "0"),

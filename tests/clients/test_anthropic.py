@@ -9,6 +9,7 @@ import pytest
 from tests.clients.scenes import REPORT, UNICODE, WEATHER_SCHEMA
 from tests.clients.stage import MODEL, Stage
 from tests.clients.table import Client
+from tests.e2e.test_real_server import ANSWER, FRANCE, Server
 
 CLIENT = Client("anthropic (Python)", "anthropic")
 WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": WEATHER_SCHEMA}
@@ -120,6 +121,16 @@ def test_errors_are_the_clients_own_classes(client: anthropic.Anthropic) -> None
         ask(client, "plain", messages=[{"role": "user", "content": "x" * 200_001}])
     with pytest.raises(anthropic.APIStatusError, match="The engine ended"):
         streamed(client, "breaks")
+
+
+@pytest.mark.slow
+@proves("real")
+def test_the_real_model_answers_whole_and_streamed(real: Server) -> None:
+    asked: Any = {"model": "default", "max_tokens": 20, "messages": FRANCE, "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=real.url, api_key="none") as client:
+        assert client.messages.create(**asked).content[0].text == ANSWER
+        with client.messages.stream(**asked) as stream:
+            assert stream.get_final_text() == ANSWER
 
 
 @proves("abort")

@@ -15,7 +15,7 @@ from tests.clients.table import Client
 from tests.fakes import Script, ids
 
 CLIENT = Client("Claude Code", "@anthropic-ai/claude-code", "claude-code/package.json")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the packages are installed first
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ def claude(stage: Stage, folder: Path, *words: str) -> dict[str, Any]:
         "HOME": str(folder),
     }
     kept = {name: value for name, value in environment().items() if not name.startswith("CLAUDE")}
-    program = node_packages("claude-code") / "node_modules" / ".bin" / "claude"
+    wrapper = node_packages("claude-code") / "node_modules" / "@anthropic-ai" / "claude-code" / "cli-wrapper.cjs"
     run = subprocess.run(
-        [str(program), *words, "--output-format", "json"],
+        ["node", str(wrapper), *words, "--output-format", "json"],
         cwd=folder,
         env=kept | server,
         stdin=subprocess.DEVNULL,

@@ -7,7 +7,7 @@ from tests.clients.stage import Stage
 from tests.clients.table import Client
 
 CLIENT = Client("LangChain", "langchain-openai", "requirements/langchain.txt")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the packages are installed first
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from tests.clients.stage import Stage
 from tests.clients.table import Client
 
 CLIENT = Client("lm-eval", "lm-eval[api]", "requirements/lm_eval.txt")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the packages are installed first
 
 
 @pytest.fixture(scope="module")

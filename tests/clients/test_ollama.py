@@ -9,6 +9,7 @@ import pytest
 from tests.clients.scenes import ADA, ADA_SCHEMA, REPORT, UNICODE, WEATHER_SCHEMA
 from tests.clients.stage import MODEL, Stage
 from tests.clients.table import Client
+from tests.e2e.test_real_server import ANSWER, FRANCE, Server
 from tests.fakes import embedding_of, ids
 
 CLIENT = Client("ollama (Python)", "ollama")
@@ -119,6 +120,14 @@ def test_errors_are_the_clients_own_with_their_status(client: ollama.Client) -> 
     assert caught.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="The engine ended"):
         list(ask(client, "breaks", stream=True))
+
+
+@pytest.mark.slow
+@proves("real")
+def test_the_real_model_answers_whole_and_streamed(real: Server) -> None:
+    client = ollama.Client(host=real.url)
+    asked: Any = {"model": "default", "messages": FRANCE, "options": {"temperature": 0}}
+    assert client.chat(**asked).message.content == text_of(client.chat(**asked, stream=True)) == ANSWER
 
 
 @proves("abort")

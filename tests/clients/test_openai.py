@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from tests.clients.scenes import ADA, ADA_SCHEMA, REPORT, UNICODE, WEATHER_SCHEMA
 from tests.clients.stage import MODEL, Stage, until
 from tests.clients.table import Client
+from tests.e2e.test_real_server import ANSWER, FRANCE, Server
 from tests.fakes import embedding_of, ids
 
 CLIENT = Client("openai (Python)", "openai")
@@ -175,6 +176,15 @@ def test_a_failure_in_mid_stream_raises_in_the_client(client: openai.OpenAI) -> 
         for chunk in chat(client, "breaks", stream=True):
             text += chunk.choices[0].delta.content or ""
     assert text == "abc"
+
+
+@pytest.mark.slow
+@proves("real")
+def test_the_real_model_answers_whole_and_streamed(real: Server) -> None:
+    with openai.OpenAI(base_url=f"{real.url}/v1", api_key="none") as client:
+        whole = client.chat.completions.create(model="", messages=FRANCE, temperature=0)
+        pieces = list(client.chat.completions.create(model="", messages=FRANCE, temperature=0, stream=True))
+    assert whole.choices[0].message.content == text_of(pieces) == ANSWER
 
 
 @proves("abort")
