@@ -11,7 +11,7 @@ from engine.model.ffn import GatedFfn, Moe
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, MoeSpec
 from engine.quant.base import Format
 from engine.quant.kept import KeptWeights
-from engine.quant.linear import DenseLinear, Linear, LinearLoader, W8Linear, place
+from engine.quant.linear import DenseLinear, Linear, LinearLoader, W8Linear, place, take_order
 from engine.weights.reader import CheckpointReader
 from kernels.w8 import quantize_w8
 
@@ -73,15 +73,18 @@ class DecoderBuilder:
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         names = self._spec.names
+        attention = self._attention(prefix, spec.attention)
+        ffn = self._moe(prefix, spec.ffn) if isinstance(spec.ffn, MoeSpec) else self._ffn(prefix, spec.ffn)
         norms = LayerNorms(
             attention=self._norm(prefix + names.attention_norm),
             after_attention=self._norm_if_any(prefix, names.after_attention_norm),
             ffn=self._norm(prefix + names.ffn_norm),
             after_ffn=self._norm_if_any(prefix, names.after_ffn_norm),
             eps=self._spec.norm.eps,
+            attention_order=take_order(attention.qkv),
+            ffn_order=take_order(ffn.gate_up) if isinstance(ffn, GatedFfn) else None,
         )
-        ffn = self._moe(prefix, spec.ffn) if isinstance(spec.ffn, MoeSpec) else self._ffn(prefix, spec.ffn)
-        return Layer(norms, self._attention(prefix, spec.attention), ffn)
+        return Layer(norms, attention, ffn)
 
     def _attention(self, prefix: str, spec: AttentionSpec) -> Attention:
         names, hidden = self._spec.names, self._spec.hidden_size

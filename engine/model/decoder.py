@@ -18,13 +18,18 @@ from kernels.paged_kv import PagedKV
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms:
-    """Weights [hidden]: before each half, and (Gemma) of what a half adds to the residual stream."""
+    """Weights [hidden]: before each half, and (Gemma) of what a half adds to the residual stream.
+
+    attention_order, ffn_order   [hidden] int64: in which a half wants its inputs (act-order weights); None: as they are
+    """
 
     attention: torch.Tensor
     after_attention: torch.Tensor | None
     ffn: torch.Tensor
     after_ffn: torch.Tensor | None
     eps: float
+    attention_order: torch.Tensor | None
+    ffn_order: torch.Tensor | None
 
 
 class Layer:
@@ -40,9 +45,10 @@ class Layer:
     ) -> "Addend":
         """`step` is what the layer before has to add to the residual stream; returns what this one has."""
         norms = self.norms
-        x = self.attention(step.add_to(residual, norms.attention, norms.eps), batch, cache, cos_sin)
-        x = self.ffn(Addend(x, norms.after_attention).add_to(residual, norms.ffn, norms.eps))
-        return Addend(x, norms.after_ffn)
+        row = step.add_to(residual, norms.attention, norms.eps, norms.attention_order)
+        x = self.attention(row, batch, cache, cos_sin)
+        row = Addend(x, norms.after_attention).add_to(residual, norms.ffn, norms.eps, norms.ffn_order)
+        return Addend(self.ffn(row), norms.after_ffn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,11 @@ class Addend:
     x: torch.Tensor | None = None
     norm: torch.Tensor | None = None
 
-    def add_to(self, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Change the residual in place; returns the norm of the sum by `weight`."""
-        return ops.add_rms_norm(self.x, residual, weight, eps, x_norm=self.norm)
+    def add_to(
+        self, residual: torch.Tensor, weight: torch.Tensor, eps: float, order: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Change the residual in place; returns the norm of the sum by `weight`, in `order`."""
+        return ops.add_rms_norm(self.x, residual, weight, eps, order, self.norm)
 
 
 class Decoder:

@@ -11,15 +11,15 @@ _GATED = {"silu": ops.silu_mul, "gelu_tanh": ops.gelu_tanh_mul}
 
 class GatedFfn:
     def __init__(self, activation: str, gate_up: Linear, down: Linear) -> None:
-        self._gated, self._gate_up, self._down = _GATED[activation], gate_up, down
+        self._gated, self.gate_up, self._down = _GATED[activation], gate_up, down
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        return self._gate_up, self._down
+        return self.gate_up, self._down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]"""
-        return self._down(self._gated(self._gate_up(x)))
+        return self._down(self._gated(self.gate_up(x)))
 
 
 class Moe:

@@ -80,6 +80,14 @@ class W4Linear:
         return ops.w4_linear(x, self.weight, self.bias)
 
 
+def take_order(linear: Linear) -> torch.Tensor | None:
+    """The order [K] in which it wants its inputs, from now on left to who makes them; None if that is their own."""
+    if not isinstance(linear, W4Linear):
+        return None
+    order, linear.order = linear.order, None
+    return order
+
+
 class SplitLinear:
     """Projections that share an input but cannot share a weight (different formats, groups or orders), side by side."""
 
