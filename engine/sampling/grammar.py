@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # imported where a vocabulary is made, so that the engine sta
 # As llama.cpp: room for indentation, but a model that began to write blanks cannot go on with them for ever.
 _JSON_OPTIONS = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
 _CODE_POINT = re.compile(r"\\\\|\\u(?P<four>[0-9a-fA-F]{4})|\\U(?P<eight>[0-9a-fA-F]{8})")
-_PLACE = re.compile(r"at \d+\(\d+\): ")
+_PLACE = re.compile(r"(at )?\d+\(\d+\): ")
 _MAX_REASON = 400  # characters of llguidance's own words
 
 
@@ -200,7 +200,8 @@ def _answer(spec: GrammarSpec) -> dict[str, object]:
 
             return {"lark_grammar": json.loads(LLMatcher.grammar_from_regex(spec.text))["grammars"][0]["lark_grammar"]}
         case GrammarKind.CHOICE:
-            return {"lark_grammar": "start: " + " | ".join(map(json.dumps, _choices(spec.text)))}
+            choices = " | ".join(map(json.dumps, _choices(spec.text)))
+            return {"lark_grammar": f"start: CHOICE\nCHOICE: {choices}"}  # as one terminal, thousands are no burden
         case GrammarKind.LARK:
             return {"lark_grammar": _from_gbnf(spec.text) if _is_gbnf(spec.text) else spec.text}
         case GrammarKind.NATIVE:

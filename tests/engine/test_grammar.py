@@ -117,6 +117,12 @@ def test_an_answer_is_one_of_the_choices(engine: Engine) -> None:
     assert set(answers) <= set(choices) and len(set(answers)) >= 4
 
 
+def test_thousands_of_choices_are_no_burden(engine: Engine) -> None:
+    choices = [f"word {number}" for number in range(5000)]
+    answers = _answers(engine, GrammarSpec(GrammarKind.CHOICE, json.dumps(choices)), 8)
+    assert set(answers) <= {*choices} and len(set(answers)) > 1
+
+
 @pytest.mark.parametrize("text", ['start: "a" item+\nitem: /[xy]/ "."', 'root ::= "a" ([xy] ".")+'])
 def test_ebnf_in_both_spellings(engine: Engine, text: str) -> None:
     answers = _answers(engine, GrammarSpec(GrammarKind.LARK, text), 8)
