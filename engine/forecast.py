@@ -10,6 +10,7 @@ from engine.weights.reader import CheckpointReader
 from kernels.device import Device
 
 _FP32_BYTES = 4
+_LIBRARIES_BYTES = 42_000_000  # what cuBLAS works in on Hopper, and the attention's parts
 _CODES = ("qweight", "weight_packed")
 _SCALES = ("scales", "weight_scale")
 _FOLDED_IN = ("qzeros", "weight_zero_point", "scaled_zeros", "g_idx", "weight_g_idx", "weight_shape", "inv_freq")
@@ -78,8 +79,15 @@ def _angles_bytes(spec: ModelSpec, max_len: int) -> int:
 def workspace_bytes(
     spec: ModelSpec, device: Device, dtype: torch.dtype, num_tokens: int, max_num_seqs: int, max_len: int
 ) -> int:
-    """Of the largest step: so many tokens, after which every sequence samples with every sampling step on."""
-    widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
-    itemsize = dtype.itemsize if device.kind == "cuda" else _FP32_BYTES
-    sampling = 3 * 8 * max_num_seqs * spec.vocab_size
-    return itemsize * num_tokens * widest + sampling + Sampler.bytes_for(max_num_seqs, max_len)
+    """Of the largest step: so many tokens, after which every sequence samples with every sampling step on.
+
+    On a card the layers' and the sampler's tensors are not there at once. Measured there: a feed-forward's two results
+    beside three of the residual stream's size; of the logits, fp32, two copies more.
+    """
+    widest, kept = max(layer.ffn.widest for layer in spec.layers), Sampler.bytes_for(max_num_seqs, max_len)
+    if device.kind == "cpu":
+        layers = _FP32_BYTES * num_tokens * (widest + 4 * spec.hidden_size)
+        return layers + 3 * 8 * max_num_seqs * spec.vocab_size + kept
+    layers = dtype.itemsize * num_tokens * (widest + widest // 2 + 3 * spec.hidden_size) + _LIBRARIES_BYTES
+    sampling = 3 * _FP32_BYTES * max_num_seqs * spec.vocab_size + dtype.itemsize * num_tokens * spec.hidden_size
+    return max(layers, sampling) + kept

@@ -426,13 +426,14 @@ def _batched_tokens(config: EngineConfig, device: Device) -> int:
 
 @torch.inference_mode()
 def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype) -> int:
-    """Bytes of the largest step on a card, what torch keeps of them for the next one included: it is run once."""
+    """Bytes of the largest step on a card, and of what the sampler keeps: it is run once."""
     num_tokens, num_sequences = _batched_tokens(config, device), config.max_num_seqs
     max_len = asked_context(config, decoder.spec)
     per_sequence = _probe_tokens(num_tokens, num_sequences, max_len)
     blocks = num_sequences * -(-per_sequence // config.block_size)
     torch.cuda.empty_cache()  # what the load worked in
-    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
     cache = KVCache(decoder.spec, blocks, config.block_size, kv_dtype, device.torch, num_sequences)
     plan = _probe_plan(num_sequences, per_sequence, config.block_size)
     batch = forward_batch(plan, config.block_size, device.torch, torch.zeros(0))
@@ -445,7 +446,7 @@ def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, k
     )
     sampler.sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
     torch.cuda.synchronize()
-    return torch.cuda.memory_reserved() - before
+    return torch.cuda.max_memory_allocated() - before
 
 
 def _probe_tokens(num_tokens: int, num_sequences: int, max_len: int) -> int:
