@@ -57,7 +57,6 @@ def launch(config: Config, x: torch.Tensor, weight: W8Weight, out: torch.Tensor)
         out,
         num_rows,
         num_outputs,
-        PORTABLE=not x.is_cuda,
         num_warps=config.warps,
         num_stages=config.stages,
         **_tile(config, weight.num_inputs),
@@ -80,7 +79,6 @@ def _w8_gemm(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    PORTABLE: tl.constexpr,
 ):
     # Tiles that share weights come one after another, and find them in the L2.
     row_tiles = tl.cdiv(num_rows, BM)
@@ -102,31 +100,9 @@ def _w8_gemm(
         else:
             codes = tl.load(codes_at + start)
             x = tl.load(x_at + start, mask=is_row, other=0.0)
-        weights = _to_fp16(codes) if x.dtype == tl.float16 and not PORTABLE else codes.to(x.dtype)
-        acc = tl.dot(weights, x, acc, input_precision="ieee")
+        acc = tl.dot(codes.to(x.dtype), x, acc, input_precision="ieee")
     acc *= tl.load(scales_ptr + output, mask=is_output, other=0.0)[:, None]
     tl.store(out_ptr + row.to(tl.int64) * num_outputs + output[:, None], acc, mask=is_row & is_output[:, None])
-
-
-_FOUR_TO_FP16: tl.constexpr = tl.constexpr("""
-{
-.reg .b32 u, c;
-mov.b32 c, 0x64806480;
-xor.b32 u, $2, 0x80808080;
-prmt.b32 $0, u, 0x64646464, 0x5140;
-prmt.b32 $1, u, 0x64646464, 0x7362;
-sub.f16x2 $0, $0, c;
-sub.f16x2 $1, $1, c;
-}
-""")
-
-
-@triton.jit
-def _to_fp16(codes):
-    """A byte of code + 128 below 0x64 is the fp16 number 1024 + 128 + code: five instructions for four codes, where
-    conversions take longer than the memory does.
-    """
-    return tl.inline_asm_elementwise(_FOUR_TO_FP16, "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=True, pack=4)
 
 
 def aot_cases() -> Iterable[AotCase]:
@@ -137,7 +113,7 @@ def aot_cases() -> Iterable[AotCase]:
                 name=f"w8 {config.bm} {dtype}",
                 kernel=_w8_gemm,
                 types=types | {"num_rows": "i32", "num_outputs": "i32"},
-                constants=_tile(config, 4096) | {"PORTABLE": False},
+                constants=_tile(config, 4096),
                 num_warps=config.warps,
                 num_stages=config.stages,
                 multiples_of_16=frozenset({"num_outputs"}),
