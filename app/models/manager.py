@@ -418,7 +418,6 @@ def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
         gpu_memory_gb=settings.gpu_memory_gb,
         kv_gb=settings.kv_gb,
         kv_cache_dtype=settings.kv_cache_dtype,
-        cache_dir=str(settings.home / "cache"),
         keep_packed=settings.keep_packed,
         quantize_lm_head=settings.quantize_lm_head,
     )

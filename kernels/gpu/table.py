@@ -82,7 +82,7 @@ _SM86 = {
     1024: Row(*[Config(64, 64, 4, 2, 0, True)] * 3),
 }
 TABLE = {80: _SM86, 86: _SM86, 89: _SM86, 90: _SM90}
-_DENSE_ABOVE = {80: (256, 256), 86: (256, 256), 89: (256, 256), 90: (256, 1024)}  # rows: of a square shape, of others
+_DENSE_ABOVE = {80: (256, 256), 86: (256, 256), 89: (256, 256), 90: (128, 1024)}  # rows: of a square shape, of others
 
 _WIDE, _DEEP = 16384, 2  # outputs of a wide shape; inputs for each output of a deep one
 

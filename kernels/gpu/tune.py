@@ -4,11 +4,12 @@ At most `_BUDGET_S` seconds: what is not reached stays with `table.py` and is tr
 file a card, driver and Triton, in a folder that the caller names.
 """
 
+import ctypes
 import json
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from kernels.gpu.timing import graph_us, ring_size
 
 _BUDGET_S = 20.0
 _BUCKETS = (8, 16, 32, 64)  # the ones that decoding uses, the most used first
-_COMPILERS = 8  # threads; the compiler works outside Python's lock
 _MIN_GAIN = 0.02  # what is not faster by more is noise, and the table's choice stays
 
 Results = dict[str, dict[str, list[float]]]  # shape -> bucket -> the configuration's fields
@@ -77,8 +77,6 @@ def _fastest(weights: Sequence[PlanarWeight], bucket: int, dtype: torch.dtype, e
     configs = candidates(table.card_of(device), first.num_outputs, first.num_inputs, bucket, first.num_steps)
     x = torch.zeros(bucket, first.num_inputs, dtype=dtype, device=device)
     out = torch.empty(bucket, first.num_outputs, dtype=dtype, device=device)
-    with ThreadPoolExecutor(_COMPILERS) as pool:  # the launches themselves wait for each other on the one stream
-        list(pool.map(lambda config: w4_gemm.launch(config, x, first, None, None, out), configs))
     times = []
     for config in configs:
         if time.monotonic() > end:
@@ -100,8 +98,16 @@ def _shape(weight: PlanarWeight, dtype: torch.dtype) -> str:
 
 def _file_name() -> str:
     name = "".join(c if c.isalnum() else "-" for c in torch.cuda.get_device_name())
-    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-    return f"w4_{name}_{driver}_{triton.__version__}.json"
+    return f"w4_{name}_{_driver_version()}_{triton.__version__}.json"
+
+
+def _driver_version() -> int:
+    """The newest CUDA that the card's driver knows, as 1000 * major + 10 * minor."""
+    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    version = ctypes.c_int()
+    if code := driver.cuDriverGetVersion(ctypes.byref(version)):
+        raise RuntimeError(f"The card's driver does not tell its version (error {code}).")
+    return version.value
 
 
 def _read(path: Path) -> Results:

@@ -10,6 +10,7 @@ import torch
 from kernels.gpu import table, tune, w4_gemm
 from kernels.gpu.planar import PlanarWeight, pack_planar
 from tests.kernels.gpu.weights import numbers
+from tests.kernels.gpu.where import DEVICE
 
 
 @pytest.fixture
@@ -43,9 +44,9 @@ def test_every_weight_of_a_shape_gets_the_fastest_of_at_most_five(timed: list[An
     assert shown == [0.0, 0.25, 0.5, 0.75]
     assert weights[0].measured == weights[1].measured and set(weights[0].measured) == set(tune._BUCKETS)
     for bucket, config in weights[0].measured.items():
-        options = tune.candidates(table.card_of(torch.device("cpu")), 128, 256, bucket, 2)
+        options = tune.candidates(table.card_of(DEVICE), 128, 256, bucket, 2)
         assert config in options and 1 <= len(options) <= 5
-        assert w4_gemm.choose(weights[0], bucket, torch.device("cpu")) == config
+        assert w4_gemm.choose(weights[0], bucket, DEVICE) == config
 
 
 def test_a_second_load_measures_nothing(timed: list[Any], tmp_path: Path) -> None:
@@ -82,5 +83,5 @@ def test_a_gain_within_the_noise_keeps_the_tables_choice(
     monkeypatch.setattr(tune, "_time", lambda *arguments: next(slightly))
     weights = _weights()
     _tune(weights, tmp_path)
-    cpu = table.card_of(torch.device("cpu"))
+    cpu = table.card_of(DEVICE)
     assert weights[0].measured == {b: table.choose(cpu, 128, 256, b) for b in tune._BUCKETS}
