@@ -5,11 +5,9 @@ what they take; where one refuses a list of messages, or leaves a text out, they
 that says nothing of tools or their calls has them told in words.
 """
 
-import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.chat.files import bad_checkpoint, read_json_if_there
+from app.chat.shapes import Messages, shapes_of
 from app.chat.tools.choose import PROBE_KEY, PROBE_NAME, PROBE_VALUE, choose_format
 from app.chat.tools.format import ToolFormat
 from app.chat.tools.json_calls import loaded
@@ -33,7 +32,6 @@ _log = logging.getLogger("fireside.chat")
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _MARK = "\x02fireside-continues-here\x03"
 
-Messages = tuple[Message, ...]
 Names = Mapping[str, Any]
 
 
@@ -130,7 +128,7 @@ class ChatTemplate:
         """In the first shape that the template takes whole, else in the first that it takes."""
         refusal = None
         incomplete = None
-        for shape in _shapes(messages):
+        for shape in shapes_of(messages):
             try:
                 text = self._render(shape, tools, continues, variables, empty)
             except _Refusal as error:
@@ -218,89 +216,6 @@ def _says_all_of_tools(text: str, messages: Messages, tools: Sequence[ToolSpec])
     return all(name in text for name in (*(tool.name for tool in tools), *calls)) and all(
         result in text or json.dumps(result, ensure_ascii=False)[1:-1] in text for result in results
     )
-
-
-def _shapes(messages: Messages) -> Iterator[Messages]:
-    """The messages as they are, then plainer step by step; each shape says the same."""
-    seen = [messages]
-    yield messages
-    for plainer in (*_PLAINER_CALLS, _one_system_message_first, _neighbours_joined, _system_told_by_user):
-        shape = plainer(seen[-1])
-        if shape != seen[-1]:
-            seen.append(shape)
-            yield shape
-
-
-def _short_call_ids(messages: Messages) -> Messages:
-    """Mistral's templates take ids of nine letters and digits alone."""
-    return tuple(
-        replace(
-            message,
-            tool_calls=tuple(replace(call, id=_short_id(call.id)) for call in message.tool_calls),
-            tool_call_id=None if message.tool_call_id is None else _short_id(message.tool_call_id),
-        )
-        for message in messages
-    )
-
-
-def _short_id(call_id: str) -> str:
-    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
-
-
-def _arguments_as_objects(messages: Messages) -> Messages:
-    """Arguments that are no JSON object, as the one member of one: many templates loop over them."""
-    return tuple(replace(message, tool_calls=tuple(map(_with_object, message.tool_calls))) for message in messages)
-
-
-def _with_object(call: ToolCall) -> ToolCall:
-    is_object = isinstance(loaded(call.arguments or "{}"), dict)
-    return call if is_object else replace(call, arguments=json.dumps({"arguments": call.arguments}))
-
-
-def _one_call_a_message(messages: Messages) -> Messages:
-    """Llama 3's templates take no more; each call is followed by its result, as far as there is one."""
-    told: list[Message] = []
-    results = {message.tool_call_id: message for message in messages if message.role == "tool"}
-    many = {call.id for message in messages if len(message.tool_calls) > 1 for call in message.tool_calls}
-    for message in messages:
-        if len(message.tool_calls) > 1:
-            for index, call in enumerate(message.tool_calls):
-                told.append(replace(message, content=message.content if index == 0 else "", tool_calls=(call,)))
-                told += [results[call.id]] if call.id in results else []
-        elif message.role != "tool" or message.tool_call_id not in many:
-            told.append(message)
-    return tuple(told)
-
-
-_PLAINER_CALLS = (_short_call_ids, _arguments_as_objects, _one_call_a_message)
-
-
-def _one_system_message_first(messages: Messages) -> Messages:
-    system = [message for message in messages if message.role == "system"]
-    others = tuple(message for message in messages if message.role != "system")
-    return (replace(system[0], content=_joined(system)), *others) if system else messages
-
-
-def _neighbours_joined(messages: Messages) -> Messages:
-    joined: list[Message] = []
-    for message in messages:
-        has_calls = bool(message.tool_calls or (joined and joined[-1].tool_calls))
-        if joined and message.role == joined[-1].role and message.role in ("user", "assistant") and not has_calls:
-            joined[-1] = replace(joined[-1], content=_joined((joined[-1], message)))
-        else:
-            joined.append(message)
-    return tuple(joined)
-
-
-def _system_told_by_user(messages: Messages) -> Messages:
-    """For templates without a system role."""
-    if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
-        return messages
-    return (replace(messages[1], content=_joined(messages[:2])), *messages[2:])
-
-
-def _joined(messages: Sequence[Message]) -> str:
-    return "\n\n".join(message.content for message in messages if message.content)
 
 
 def _find_source(folder: Path, config: Mapping[str, Any]) -> str | None:
