@@ -9,6 +9,7 @@ noisy: what is compared takes turns, and the median of the rounds' ratios is wha
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import re
@@ -147,21 +148,23 @@ class _Answer(NamedTuple):
     first_s: float
     whole_s: float
     num_tokens: int
+    gaps_s: list[float]  # between one piece of text and the next
 
 
 async def _ask(client: httpx2.AsyncClient, path: str, **body: Any) -> _Answer:
     """Stream one greedy answer that no end id stops."""
     body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, "ignore_eos": True}
     sent = time.perf_counter()
-    first_s, num_tokens = None, 0
+    seen_s, num_tokens = [], 0
     async with asyncio.timeout(_PATIENCE_S), client.stream("POST", path, json=body) as reply:
         async for line in reply.aiter_lines():
             chunk = _chunk(line)
-            if first_s is None and _text(chunk):
-                first_s = time.perf_counter() - sent
+            if _text(chunk):
+                seen_s.append(time.perf_counter() - sent)
             num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
     whole_s = time.perf_counter() - sent
-    return _Answer(whole_s if first_s is None else first_s, whole_s, num_tokens)
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(seen_s)]
+    return _Answer(seen_s[0] if seen_s else whole_s, whole_s, num_tokens, gaps_s)
 
 
 def _chunk(line: str) -> dict[str, Any]:
@@ -225,13 +228,32 @@ async def _start_figures(server: _Server) -> dict[str, float]:
 async def _service_figures(server: _Server, rounds: int) -> dict[str, Any]:
     async with _client(server) as client:
         await client.short()
-        return await _throughput(client, rounds) | await _first_tokens(client, rounds)
+        return await _throughput(server, client, rounds) | await _first_tokens(client, rounds)
 
 
-async def _throughput(client: _Client, rounds: int) -> dict[str, Any]:
-    """Tokens a second of all clients together, prompts included: one client and CLIENTS at once, in turns."""
-    pairs = [(await _tokens_per_s(client, 1), await _tokens_per_s(client, CLIENTS)) for _ in range(rounds)]
+async def _throughput(server: _Server, client: _Client, rounds: int) -> dict[str, Any]:
+    """Tokens a second of all clients together, prompts included: one client and CLIENTS at once, in turns.
+
+    The front end's share: seconds of CPU a token in the server's own process, beside those of the engine's; and how
+    evenly the tokens of CLIENTS come out of it.
+    """
+    cpu = _cpu_seconds(server)
+    answers: list[_Answer] = []
+    pairs = []
+    for _ in range(rounds):
+        one, alone = await _tokens_per_s(client, 1)
+        many, together = await _tokens_per_s(client, CLIENTS)
+        pairs.append((one, many))
+        answers += [*alone, *together]
+    front_s, engine_s = (after - before for before, after in zip(cpu, _cpu_seconds(server), strict=True))
+    gaps_ms = sorted(1000 * gap for answer in together for gap in answer.gaps_s)
+    p50, p99 = statistics.median(gaps_ms), gaps_ms[int(0.99 * (len(gaps_ms) - 1))]
     return {
+        "front_end_cpu_ms_per_token": 1000 * front_s / sum(answer.num_tokens for answer in answers),
+        "front_end_to_engine_cpu": front_s / engine_s,
+        f"token_gap_p50_ms_{CLIENTS}_clients": p50,
+        f"token_gap_p99_ms_{CLIENTS}_clients": p99,
+        "token_gap_p99_to_p50": p99 / p50,
         "tokens_per_s_1_client": statistics.median(one for one, _ in pairs),
         f"tokens_per_s_{CLIENTS}_clients": statistics.median(many for _, many in pairs),
         f"ratio_{CLIENTS}_to_1": statistics.median(many / one for one, many in pairs),
@@ -239,10 +261,18 @@ async def _throughput(client: _Client, rounds: int) -> dict[str, Any]:
     }
 
 
-async def _tokens_per_s(client: _Client, count: int) -> float:
+async def _tokens_per_s(client: _Client, count: int) -> tuple[float, list[_Answer]]:
     began = time.perf_counter()
     answers = await asyncio.gather(*(client.short(CLIENT_TOKENS) for _ in range(count)))
-    return sum(answer.num_tokens for answer in answers) / (time.perf_counter() - began)
+    return sum(answer.num_tokens for answer in answers) / (time.perf_counter() - began), answers
+
+
+def _cpu_seconds(server: _Server) -> tuple[float, float]:
+    """Of the server's process and of the engine's so far, user and system."""
+    parent = psutil.Process(server.process.pid)
+    engine = max(parent.children(), key=lambda child: child.memory_info().rss)
+    front, inner = parent.cpu_times(), engine.cpu_times()
+    return front.user + front.system, inner.user + inner.system
 
 
 class _Turn(NamedTuple):
