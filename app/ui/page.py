@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.ui.chat_tab import ChatTab
+from app.ui.named import NamedChat
 from app.ui.status import Answerer, StatusSource
 
 _HERE = Path(__file__).parent
@@ -68,6 +69,7 @@ def _build(service: Answerer, status: StatusSource) -> gr.Blocks:
     blocks = gr.Blocks(title="Fireside", analytics_enabled=False, fill_height=True, fill_width=True)
     with blocks:
         ChatTab(service, status).restore_on_load(blocks)
+        NamedChat(service)
     blocks.queue(default_concurrency_limit=None, api_open=False)
     # Gradio looks for new events a thousand times a second, 6 % of a core that the engine can use; fifty are enough.
     blocks._queue.sleep_when_free = 0.02

@@ -110,7 +110,7 @@ class RunningTurn:
 
     async def _gather(self) -> None:
         try:
-            async with _closing(self._service.stream(self._request)) as deltas:
+            async with closing(self._service.stream(self._request)) as deltas:
                 async for delta in deltas:
                     self._take(delta)
         except Exception as error:
@@ -137,7 +137,7 @@ class RunningTurn:
 
 
 @asynccontextmanager
-async def _closing(deltas: AsyncIterator[ChatDelta]) -> AsyncIterator[AsyncIterator[ChatDelta]]:
+async def closing(deltas: AsyncIterator[ChatDelta]) -> AsyncIterator[AsyncIterator[ChatDelta]]:
     """Close the iterator on the way out, now and not at some later collection: closing is what stops the engine."""
     try:
         yield deltas

@@ -25,10 +25,10 @@ def _events(client: TestClient) -> dict[str, Any]:
     return {event.name: event for event in blocks.fns.values()}
 
 
-def test_no_event_waits_for_another_and_none_is_public(client: TestClient) -> None:
+def test_no_event_waits_for_another_and_only_the_one_of_programs_is_public(client: TestClient) -> None:
     events = client.get("/config").json()["dependencies"]
     assert len(events) >= 3
-    assert {event["api_visibility"] for event in events} == {"private"}
+    assert [event["api_name"] for event in events if event["api_visibility"] != "private"] == ["chat"]
     assert {event.concurrency_limit for event in _events(client).values()} == {None}
 
 
