@@ -1,11 +1,13 @@
-"""Root-mean-square norm with the residual added first, for few rows of fp32."""
+"""Root-mean-square norm alone and with the residual added first."""
 
 import numpy as np
 import torch
-from numba import float32
+from numba import float32, int64, prange
 
 from kernels.cpu.compile import F32_1D, F32_2D, kernel
 from kernels.cpu.recording import call, empty
+
+_ROWS = 16  # of one task: a few rows are not worth waking a second thread
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -18,7 +20,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `ops.add_rms_norm`."""
     normed = empty(*residual.shape)
-    call(_add_rms_norm, x, residual, weight, eps, normed)
+    run = _few_sums if x.shape[0] <= _ROWS else _many_sums
+    call(run, x, residual, weight, eps, normed)
     return normed
 
 
@@ -39,9 +42,21 @@ def _rms_norm(x, weight, eps, normed):
 
 
 @kernel(F32_2D, F32_2D, F32_1D, float32, F32_2D)
-def _add_rms_norm(x, residual, weight, eps, normed):
+def _few_sums(x, residual, weight, eps, normed):
     for t in range(x.shape[0]):
         row, added = residual[t], x[t]
         for i in range(x.shape[1]):
             row[i] += added[i]
         _norm_row(row, weight, eps, normed[t])
+
+
+@kernel(F32_2D, F32_2D, F32_1D, float32, F32_2D, int64)
+def _task(x, residual, weight, eps, normed, task):
+    first, end = task * _ROWS, (task + 1) * _ROWS
+    _few_sums(x[first:end], residual[first:end], weight, eps, normed[first:end])
+
+
+@kernel(F32_2D, F32_2D, F32_1D, float32, F32_2D, parallel=True)
+def _many_sums(x, residual, weight, eps, normed):
+    for task in prange((x.shape[0] + _ROWS - 1) // _ROWS):
+        _task(x, residual, weight, eps, normed, task)

@@ -1,11 +1,14 @@
 """Rotation of queries and keys in place and the write of keys and values into the paged cache, in one pass."""
 
 import torch
-from numba import int64
+from numba import int64, prange
 
 from kernels.cpu.compile import F32_3D, F32_4D, I64_1D, kernel
 from kernels.cpu.recording import call
 from kernels.paged_kv import PagedKV
+
+_TOKENS = 8  # of one task: a few are not worth waking a second thread
+_ARGUMENTS = (F32_3D, int64, I64_1D, F32_3D, F32_4D, F32_4D, I64_1D)
 
 
 def rope_write_kv(
@@ -17,24 +20,39 @@ def rope_write_kv(
     slot_mapping: torch.Tensor,
 ) -> None:
     """See `ops.rope_write_kv`."""
-    call(_rope_write_kv, heads, num_heads, positions, cos_sin, cache.keys, cache.values, slot_mapping)
+    run = _few_tokens if heads.shape[0] <= _TOKENS else _many_tokens
+    call(run, heads, num_heads, positions, cos_sin, cache.keys, cache.values, slot_mapping)
 
 
-@kernel(F32_3D, int64, I64_1D, F32_3D, F32_4D, F32_4D, I64_1D)
-def _rope_write_kv(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping):
+@kernel(*_ARGUMENTS)
+def _few_tokens(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping):
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
-    half = cos_sin.shape[2]
+    half, head_dim = cos_sin.shape[2], heads.shape[2]
     for t in range(heads.shape[0]):
-        cos, sin = cos_sin[positions[t], 0], cos_sin[positions[t], 1]
+        position, slot = positions[t], slot_mapping[t]
         for h in range(num_heads + num_kv_heads):
-            first, second = heads[t, h, :half], heads[t, h, half : 2 * half]
             for i in range(half):
-                a, b = first[i], second[i]
-                first[i] = a * cos[i] - b * sin[i]
-                second[i] = b * cos[i] + a * sin[i]
-        if slot_mapping[t] < 0:
+                a, b = heads[t, h, i], heads[t, h, half + i]
+                cos, sin = cos_sin[position, 0, i], cos_sin[position, 1, i]
+                heads[t, h, i] = a * cos - b * sin
+                heads[t, h, half + i] = b * cos + a * sin
+        if slot < 0:
             continue
-        block, offset = slot_mapping[t] // block_size, slot_mapping[t] % block_size
+        block, offset = slot // block_size, slot % block_size
         for h in range(num_kv_heads):
-            k_cache[block, h, offset] = heads[t, num_heads + h]
-            v_cache[block, h, offset] = heads[t, num_heads + num_kv_heads + h]
+            for i in range(head_dim):
+                k_cache[block, h, offset, i] = heads[t, num_heads + h, i]
+                v_cache[block, h, offset, i] = heads[t, num_heads + num_kv_heads + h, i]
+
+
+@kernel(*_ARGUMENTS, int64)
+def _task(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, task):
+    first, end = task * _TOKENS, (task + 1) * _TOKENS
+    positions, slot_mapping = positions[first:end], slot_mapping[first:end]
+    _few_tokens(heads[first:end], num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping)
+
+
+@kernel(*_ARGUMENTS, parallel=True)
+def _many_tokens(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping):
+    for task in prange((heads.shape[0] + _TOKENS - 1) // _TOKENS):
+        _task(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, task)

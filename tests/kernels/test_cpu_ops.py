@@ -283,3 +283,17 @@ def test_a_row_has_the_same_bits_with_terms_in_16_and_in_32_bits() -> None:
     for rows in (1, 5, 40):
         x = torch.randn(rows, 64)
         assert torch.equal(ops.w4_linear(x, narrow), ops.w4_linear(x, wide))
+
+
+def test_a_token_is_rotated_and_stored_alike_alone_and_among_many() -> None:
+    num_tokens, heads, kv_heads = 41, 3, 1
+    tokens = torch.randn(num_tokens, heads + 2 * kv_heads, 64)
+    positions, slots = torch.arange(num_tokens), torch.randperm(48)[:num_tokens]
+    cos_sin = torch.randn(num_tokens, 2, 32)
+    caches = [PagedKV(torch.zeros(3, kv_heads, 16, 64), torch.zeros(3, kv_heads, 16, 64)) for _ in range(2)]
+    many, alone = tokens.clone(), tokens.clone()
+    ops.rope_write_kv(many, heads, positions, cos_sin, caches[0], slots)
+    for t in range(num_tokens):
+        ops.rope_write_kv(alone[t : t + 1], heads, positions[t : t + 1], cos_sin, caches[1], slots[t : t + 1])
+    assert torch.equal(many, alone)
+    assert torch.equal(caches[0].keys, caches[1].keys) and torch.equal(caches[0].values, caches[1].values)
