@@ -122,18 +122,18 @@ HUGE: dict[str, dict[str, Any]] = {
     "a role": {"messages": [{"role": TEXT_10_MB, "content": "x"}]},
     "a stop string": CHAT | {"stop": TEXT_10_MB},
     "stop strings": CHAT | {"stop": [str(number) for number in range(100_000)]},
-    "messages": {"messages": [{"role": "user", "content": "word"}] * 300_000},
-    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "word "}] * 200_000}]},
+    "messages": {"messages": [{"role": "user", "content": "word"}] * 60_000},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "word "}] * 60_000}]},
     "messages that are none": {"messages": [1] * 1_000_000},
     "a list of numbers": CHAT | {"stop": list(range(1_000_000))},
 }
 LARGE = {
     "a pattern": {"structured_outputs": {"regex": "(a|b)*" * 100_000}},
-    "choices": {"structured_outputs": {"choice": [str(number) * 9 for number in range(200_000)]}},
+    "choices": {"structured_outputs": {"choice": [str(number) * 9 for number in range(60_000)]}},
     "stop ids": {"stop_token_ids": list(range(500_000))},
     "biases": {"logit_bias": {str(number): 1 for number in range(16_000)}},
-    "template switches": {"chat_template_kwargs": {str(number): number for number in range(200_000)}},
-    "unknown fields": {str(number): [number] for number in range(200_000)},
+    "template switches": {"chat_template_kwargs": {str(number): number for number in range(60_000)}},
+    "unknown fields": {str(number): [number] for number in range(60_000)},
 }
 
 
@@ -156,7 +156,7 @@ def test_what_is_large_but_might_be_meant_does_not_stay_in_memory(http: httpx.Cl
     served(http)
 
 
-@pytest.mark.parametrize("digits", [400, 4000, 6000])
+@pytest.mark.parametrize("digits", [4000, 6000])
 def test_a_number_of_many_digits_is_refused_wherever_it_stands(
     stage: Stage, http: httpx.Client, digits: int, subtests: pytest.Subtests
 ) -> None:
@@ -263,7 +263,7 @@ def _play(stage: Stage, http: httpx.Client, num_examples: int) -> None:
 
 
 def test_odd_values_of_any_field_are_served_or_refused(stage: Stage, http: httpx.Client) -> None:
-    _play(stage, http, num_examples=250)
+    _play(stage, http, num_examples=150)
 
 
 @pytest.mark.slow
