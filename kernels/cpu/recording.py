@@ -105,6 +105,11 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.has_computed = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's own question to a mode: True, its default, imports torch._dynamo here, 2 s of a start."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if not (function.is_view and _share_memory(result, args[0] if args else None)):

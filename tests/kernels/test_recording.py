@@ -1,8 +1,14 @@
 """Kernel calls that are kept and made again."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import torch
 
 from kernels.cpu.recording import Recording, call, empty, record
+
+ROOT = Path(__file__).parents[2]
 
 
 def _double(x, out) -> None:
@@ -59,3 +65,16 @@ def test_a_recording_that_failed_leaves_none_under_way() -> None:
         assert empty(3).data_ptr() != 0
         x = torch.ones(2)
         assert torch.equal(_doubled(x), 2 * x)
+
+
+def test_to_record_imports_no_compiler_of_torchs() -> None:
+    """It would cost a start 2 s."""
+    code = """
+import sys, torch
+from kernels.cpu.recording import record
+x = torch.ones(3)
+record(lambda: x.view(3, 1))
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
