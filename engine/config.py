@@ -35,8 +35,8 @@ class EngineConfig:
     quantize_lm_head        on: the head is held in 8 bits; auto: that of a 4-bit model in 16-bit arithmetic on a card
     seed                    base of the seeds drawn for requests that bring none; None is fresh each start
     num_threads             CPU threads; None takes every core this process may use
-    cache_dir               folder for what a load finds out about the card and later loads need not; None finds it
-                            out in none
+    cache_dir               folder for the fastest configurations of the card's kernels, measured at the first load;
+                            None measures nothing: the table's choices stay (CUDA)
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""The first load on a new card measures a few configurations for each shape of 4-bit weight and keeps the fastest.
+"""Measures a few configurations for each shape of 4-bit weight on the card at hand, and keeps the fastest.
 
 At most `_BUDGET_S` seconds: what is not reached stays with `table.py` and is tried at the next load. Results lie in one
 file a card, driver and Triton, in a folder that the caller names.

@@ -79,4 +79,4 @@ def test_the_embedded_models_answers_hardly_move(embedded_home: Path, capsys: py
         print(
             f"\nint8 head: KL mean {float(kl.mean()):.2e}, largest {float(kl.max()):.2e}, same first {float(same):.2%}"
         )
-    assert float(kl.mean()) < 2e-3
+    assert float(kl.mean()) < 2e-3  # 1.1e-3 when this was written: above the 1e-3 that we aim at
