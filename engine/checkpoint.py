@@ -12,20 +12,22 @@ from engine.errors import BadCheckpoint, UnsupportedModel
 from engine.model.architectures import read_spec
 from engine.model.spec import ModelSpec
 from engine.quant.base import Format
-from engine.quant.formats import open_format
+from engine.quant.formats import format_of
+from engine.quant.stated import Stated, read_stated
 from engine.weights.reader import CheckpointReader, SafetensorsReader
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """
-    format         None for a dense checkpoint
+    stated, format what its config states of its quantisation, and what reads it; None for a dense checkpoint
     eos_token_ids  generation_config.json's, which knows all (Llama 3 has three), else config.json's
     open_reader    opens its tensors for a device
     """
 
     folder: Path
     spec: ModelSpec
+    stated: Stated | None
     format: Format | None
     eos_token_ids: tuple[int, ...]
     open_reader: Callable[[torch.device], CheckpointReader]
@@ -35,10 +37,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """Raises BadCheckpoint (files missing or broken) or UnsupportedModel (what we do not compute or read)."""
     config = _read_json(folder / "config.json")
     _check_pooling(folder)
+    spec, stated = read_spec(config), read_stated(folder, config)
     return Checkpoint(
         folder,
-        read_spec(config),
-        open_format(folder, config),
+        spec,
+        stated,
+        format_of(stated, folder.name) if stated else None,
         _eos_token_ids(folder, config),
         lambda device: SafetensorsReader(folder, device),
     )

@@ -1,74 +1,95 @@
-"""What a load will take, told before a weight is read: from config.json and the headers of the files alone."""
+"""What a load chooses where its config leaves a choice, and what it will take: from config.json and the headers of the
+files alone, before a weight is read. Free of torch: the app forecasts a model that is not here yet in the same words.
+"""
 
-import torch
+from bisect import bisect_left
 
-from engine.graphs import graphs_bytes
-from engine.memory import Parts
-from engine.model.spec import ModelSpec
-from engine.sampling.sampler import Sampler
-from engine.weights.reader import CheckpointReader
-from kernels.device import Device
+from engine.config import EngineConfig
+from engine.errors import BadRequest
+from engine.memory import Machine, Parts, asked_context
+from engine.model.spec import ModelSpec, MoeSpec
+from engine.quant.stated import Stated
+from engine.weights.held import BYTES, Headers, weights_bytes
 
+GRAPH_ROWS: tuple[int, ...] = (
+    *range(1, 17),
+    20,
+    24,
+    28,
+    32,
+    40,
+    48,
+    64,
+    96,
+    128,
+)  # of captured steps
+
+# Memory of captured steps beyond their largest activations: what cuBLAS works in (32 MiB on Hopper, 8 elsewhere); and
+# tensors below 1 MiB, for which the allocator keeps pieces of their own.
+_GRAPH_LIBRARY_BYTES, GRAPH_SMALL_BYTES = 40 << 20, 6 << 20
+
+_DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 _FP32_BYTES = 4
 _LIBRARIES_BYTES = 42_000_000  # what cuBLAS works in on Hopper, and the attention's parts
-_CODES = ("qweight", "weight_packed")
-_SCALES = ("scales", "weight_scale")
-_FOLDED_IN = ("qzeros", "weight_zero_point", "scaled_zeros", "g_idx", "weight_g_idx", "weight_shape", "inv_freq")
+
+
+def compute_dtype(config: EngineConfig, spec: ModelSpec, kind: str) -> str:
+    """fp32 on a CPU: 16-bit arithmetic is slower there without AVX-512 and less exact everywhere.
+
+    Raises BadRequest for float16 where the model's activations do not fit it.
+    """
+    if config.dtype == "float16" and spec.overflows_float16:
+        raise BadRequest(
+            f"dtype is float16; activations of {spec.architecture} leave its range, and the answers would be noise. "
+            "Use bfloat16, float32 or auto."
+        )
+    if config.dtype != "auto":
+        return config.dtype
+    if kind == "cpu":
+        return "float32"
+    return "bfloat16" if spec.dtype == "bfloat16" or spec.overflows_float16 else "float16"
+
+
+def quantizes_head(config: EngineConfig, kind: str, dtype: str, *, is_quantized: bool) -> bool:
+    """Whether the head is to be held in 8 bits. Of a model in 4 bits it is a quarter of what a token reads."""
+    if config.quantize_lm_head != "auto":
+        return config.quantize_lm_head == "on"
+    return kind == "cuda" and is_quantized and dtype != "float32"
+
+
+def batched_tokens(config: EngineConfig, kind: str) -> int:
+    """Of the largest step."""
+    return config.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS[kind]
+
+
+def can_be_captured(spec: ModelSpec) -> bool:
+    """Experts are chosen on the host, which a graph cannot wait for."""
+    return not any(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
 
 
 def forecast(
+    config: EngineConfig,
     spec: ModelSpec,
-    reader: CheckpointReader,
-    device: Device,
-    dtype: torch.dtype,
+    headers: Headers,
+    stated: Stated | None,
+    device: Machine,
+    dtype: str,
     *,
-    num_tokens: int,
-    max_num_seqs: int,
-    max_len: int,
     uses_graphs: bool,
-    quantizes_head: bool,
 ) -> Parts:
-    """num_tokens: of the largest step. quantizes_head: as `DecoderBuilder`."""
-    weights = _weights_bytes(spec, reader, device, dtype, quantizes_head) + _angles_bytes(spec, max_len)
+    """stated: of the quantisation; None for a dense checkpoint. dtype: of the arithmetic.
+
+    Raises BadRequest for a context beyond the model's.
+    """
+    num_tokens, max_len = batched_tokens(config, device.kind), asked_context(config, spec)
+    head_in_8_bits = quantizes_head(config, device.kind, dtype, is_quantized=stated is not None)
+    weights = weights_bytes(spec, headers, stated, device.kind, dtype, head_in_8_bits=head_in_8_bits)
     return Parts(
         free_at_start=device.free_bytes(),
-        weights=weights,
-        workspace=workspace_bytes(spec, device, dtype, num_tokens, max_num_seqs, max_len),
-        graphs=graphs_bytes(spec, max_num_seqs, dtype.itemsize) if uses_graphs else 0,
+        weights=weights + _angles_bytes(spec, max_len),
+        workspace=workspace_bytes(spec, device.kind, dtype, num_tokens, config.max_num_seqs, max_len),
+        graphs=graphs_bytes(spec, config.max_num_seqs, BYTES[dtype]) if uses_graphs else 0,
     )
-
-
-def _weights_bytes(
-    spec: ModelSpec, reader: CheckpointReader, device: Device, dtype: torch.dtype, quantizes_head: bool
-) -> int:
-    """As they will be held: codes as they are; a scale in fp32, on a CPU beside an offset; zeros within these."""
-    words_a_scale = 1 if device.kind == "cuda" else 2
-    total = 0
-    for name in reader.names:
-        part = name.rpartition(".")[2]
-        shape, stored = reader.header(name)
-        count = torch.Size(shape).numel()
-        if part in _CODES:
-            total += count * stored.itemsize
-        elif part in _SCALES:
-            total += count * words_a_scale * _FP32_BYTES
-        elif part not in _FOLDED_IN and name != "lm_head.weight":
-            total += count * (dtype.itemsize if device.kind == "cuda" else stored.itemsize)
-    return total + _head_bytes(spec, reader, device, dtype, quantizes_head)
-
-
-def _head_bytes(
-    spec: ModelSpec, reader: CheckpointReader, device: Device, dtype: torch.dtype, quantizes_head: bool
-) -> int:
-    """Of a head that is not quantised in the files: in 8 bits; or in 16, where it may be the embedding itself."""
-    if any(name.startswith("lm_head.") and name.endswith(_CODES) for name in reader.names):
-        return 0
-    if quantizes_head:
-        return spec.vocab_size * (spec.hidden_size + _FP32_BYTES)
-    if spec.tie_word_embeddings:
-        return 0
-    itemsize = dtype.itemsize if device.kind == "cuda" else reader.header("lm_head.weight")[1].itemsize
-    return spec.vocab_size * spec.hidden_size * itemsize
 
 
 def _angles_bytes(spec: ModelSpec, max_len: int) -> int:
@@ -76,18 +97,36 @@ def _angles_bytes(spec: ModelSpec, max_len: int) -> int:
     return sum(max_len * rope.rotary_dim * _FP32_BYTES for rope in ropes)
 
 
-def workspace_bytes(
-    spec: ModelSpec, device: Device, dtype: torch.dtype, num_tokens: int, max_num_seqs: int, max_len: int
-) -> int:
+def workspace_bytes(spec: ModelSpec, kind: str, dtype: str, num_tokens: int, max_num_seqs: int, max_len: int) -> int:
     """Of the largest step: so many tokens, after which every sequence samples with every sampling step on.
 
     On a card the layers' and the sampler's tensors are not there at once. Measured there: a feed-forward's two results
     beside three of the residual stream's size; of the logits, fp32, two copies more.
     """
-    widest, kept = max(layer.ffn.widest for layer in spec.layers), Sampler.bytes_for(max_num_seqs, max_len)
-    if device.kind == "cpu":
+    widest, kept = max(layer.ffn.widest for layer in spec.layers), sampler_bytes(max_num_seqs, max_len)
+    if kind == "cpu":
         layers = _FP32_BYTES * num_tokens * (widest + 4 * spec.hidden_size)
         return layers + 3 * 8 * max_num_seqs * spec.vocab_size + kept
-    layers = dtype.itemsize * num_tokens * (widest + widest // 2 + 3 * spec.hidden_size) + _LIBRARIES_BYTES
-    sampling = 3 * _FP32_BYTES * max_num_seqs * spec.vocab_size + dtype.itemsize * num_tokens * spec.hidden_size
+    layers = BYTES[dtype] * num_tokens * (widest + widest // 2 + 3 * spec.hidden_size) + _LIBRARIES_BYTES
+    sampling = 3 * _FP32_BYTES * max_num_seqs * spec.vocab_size + BYTES[dtype] * num_tokens * spec.hidden_size
     return max(layers, sampling) + kept
+
+
+def sampler_bytes(max_num_seqs: int, max_len: int) -> int:
+    """What `Sampler` keeps: the tokens that penalties look at, int32."""
+    return 4 * max_num_seqs * max_len
+
+
+def most_graph_rows(max_num_seqs: int) -> int:
+    """Rows of the largest captured step."""
+    return GRAPH_ROWS[min(bisect_left(GRAPH_ROWS, max_num_seqs), len(GRAPH_ROWS) - 1)]
+
+
+def graphs_bytes(spec: ModelSpec, max_num_seqs: int, itemsize: int) -> int:
+    """Of the pool of captured steps: the logits of the largest (in the head's type and fp32), its widest activations
+    twice, and what does not grow with it.
+    """
+    rows = most_graph_rows(max_num_seqs)
+    widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
+    step = rows * (spec.vocab_size * (itemsize + 4) + 2 * widest * itemsize)
+    return step + _GRAPH_LIBRARY_BYTES + GRAPH_SMALL_BYTES

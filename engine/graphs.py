@@ -13,20 +13,15 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.decode_inputs import DecodeInputs
+from engine.forecast import GRAPH_ROWS, GRAPH_SMALL_BYTES, most_graph_rows
 from engine.forward import on_device
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
-from engine.model.spec import ModelSpec, MoeSpec
 from engine.plan import BatchPlan, ScheduledSequence
 from engine.sampling.sampler import Sampler
 
-BUCKETS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
 _LENGTHS = (1024, 4096, 16384, 65536)  # and the model's own
 _AT_START = (1, 2)
-
-# Memory of captured steps beyond their largest activations: what cuBLAS works in (32 MiB on Hopper, 8 elsewhere); and
-# tensors below 1 MiB, for which the allocator keeps pieces of their own.
-_LIBRARY_BYTES, _SMALL_BYTES = 40 << 20, 6 << 20
 
 
 class Decoded(NamedTuple):
@@ -59,7 +54,7 @@ class DecodeGraphs:
         self._decoder, self._cache, self._record = decoder, cache, record
         self._sampler, self._last_token_ids = sampler, last_token_ids
         max_num_seqs = last_token_ids.shape[0] - 1
-        self._max_rows = most_rows(max_num_seqs)
+        self._max_rows = most_graph_rows(max_num_seqs)
         self._widths = tuple(-(-length // block_size) for length in (*_shorter_than(max_len), max_len))
         self._inputs = DecodeInputs(
             max_rows=self._max_rows,
@@ -85,7 +80,7 @@ class DecodeGraphs:
         """Start the step; rows are the plan's sequences. The chosen ids are in their slots when it is done."""
         sequences = plan.sequences
         self._place_known_ids(sequences)
-        rows = BUCKETS[bisect_left(BUCKETS, len(sequences))]
+        rows = GRAPH_ROWS[bisect_left(GRAPH_ROWS, len(sequences))]
         widest = max([len(sequence.block_table) for sequence in sequences])
         decoded = self._run(sequences, rows, self._widths[bisect_left(self._widths, widest)])
         return Decoded(*(part[: len(sequences)] for part in decoded))
@@ -117,16 +112,6 @@ class DecodeGraphs:
             self._last_token_ids.index_copy_(0, slots, token_ids)
 
 
-def can_be_captured(spec: ModelSpec) -> bool:
-    """Experts are chosen on the host, which a graph cannot wait for."""
-    return not any(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
-
-
-def most_rows(max_num_seqs: int) -> int:
-    """Rows of the largest graph."""
-    return BUCKETS[min(bisect_left(BUCKETS, max_num_seqs), len(BUCKETS) - 1)]
-
-
 def _shorter_than(max_len: int) -> tuple[int, ...]:
     return tuple(length for length in _LENGTHS if length < max_len)
 
@@ -147,7 +132,7 @@ class Capture:
         self._stream = torch.cuda.Stream()
         # Freed at once, it stays the pool's, for allocations on this stream.
         with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool):
-            torch.empty(pool_bytes - _SMALL_BYTES, dtype=torch.uint8, device="cuda")
+            torch.empty(pool_bytes - GRAPH_SMALL_BYTES, dtype=torch.uint8, device="cuda")
 
     @property
     def num_bytes(self) -> int:
@@ -193,12 +178,3 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
     """
     assert tensor.is_contiguous()
     return torch.as_tensor(_Memory(tensor), device=tensor.device)
-
-
-def graphs_bytes(spec: ModelSpec, max_num_seqs: int, itemsize: int) -> int:
-    """Forecast of the pool: the logits of the largest step (in the head's type and fp32), its widest activations twice,
-    and what does not grow with it.
-    """
-    rows = most_rows(max_num_seqs)
-    widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
-    return rows * (spec.vocab_size * (itemsize + 4) + 2 * widest * itemsize) + _LIBRARY_BYTES + _SMALL_BYTES

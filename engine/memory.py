@@ -2,20 +2,42 @@
 
 On a card the budget is min(total * gpu_memory_utilization, free at start - reserve); on a CPU the KV cache has a
 budget of its own (`kv_gb`). A default never refuses to start: the pool shrinks, then the context, and `notes` says so.
-The plan is made twice: from a forecast before anything is read, and from what was measured.
+The plan is made twice: from a forecast before anything is read, and from what was measured. Free of torch: the app
+makes the same plan for a model that is not here yet.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import BadRequest, OutOfMemory
 from engine.model.spec import ModelSpec
 from engine.types import MemoryReport
-from kernels.device import Device
+from engine.weights.held import BYTES
 
 CUDA_RESERVE_BYTES = 512 * 1024**2  # context, fragmentation, other programs' small changes
 CPU_KV_SHARE, CPU_KV_MOST_BYTES = 0.25, 4_000_000_000
 _SMALLEST_CONTEXT = 256  # below this a chat is of no use: better an error than a pool of a few words
+_GOOD_CONTEXT = 8192  # tokens; a KV cache in 16 bits that holds less gives way to one in int8
+_SCALE_BYTES = 2  # of a key or value in int8
+_KV_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+
+
+class Machine(Protocol):
+    """The memory of a device: `kernels.device.Device`, or the app's words of one."""
+
+    @property
+    def kind(self) -> str:
+        """ "cpu" or "cuda"."""
+        ...
+
+    @property
+    def name(self) -> str: ...
+    def free_bytes(self) -> int: ...
+    def total_bytes(self) -> int: ...
+    def holders(self) -> list[tuple[str, int]]:
+        """Programs that hold its memory and how much."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +69,35 @@ class MemoryPlan:
     max_model_len: int
 
 
-def plan_memory(config: EngineConfig, spec: ModelSpec, device: Device, parts: Parts, token_bytes: int) -> MemoryPlan:
+def bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
+    """What one token takes in the KV cache, over all layers, scales of int8 included."""
+    scale = _SCALE_BYTES if kv_dtype == "int8" else 0
+    caches = (layer.cache for layer in spec.layers)
+    return sum(2 * cache.num_kv_heads * (cache.head_dim * BYTES[kv_dtype] + scale) for cache in caches)
+
+
+def plan_cache(
+    config: EngineConfig, spec: ModelSpec, device: Machine, parts: Parts, dtype: str
+) -> tuple[MemoryPlan, str]:
+    """The plan, and the type of the KV cache. Left to us, that is int8 on a card where 16 bits hold too little.
+
+    Raises as `plan_memory`.
+    """
+
+    def plan(kv_dtype: str) -> tuple[MemoryPlan, str]:
+        return plan_memory(config, spec, device, parts, bytes_per_token(spec, kv_dtype)), kv_dtype
+
+    if config.kv_cache_dtype != "auto":
+        return plan(_KV_DTYPES[config.kv_cache_dtype])
+    wanted = config.max_model_len or min(spec.context_length, _GOOD_CONTEXT)
+    if device.kind == "cpu" or kv_tokens(config, device, parts, bytes_per_token(spec, dtype)) >= wanted:
+        return plan(dtype)
+    found, kv_dtype = plan("int8")
+    note = f"KV cache in int8: in 16 bits it would hold less than {wanted} tokens."
+    return replace(found, report=replace(found.report, notes=(note, *found.report.notes))), kv_dtype
+
+
+def plan_memory(config: EngineConfig, spec: ModelSpec, device: Machine, parts: Parts, token_bytes: int) -> MemoryPlan:
     """token_bytes: of KV cache, over all layers.
 
     Raises OutOfMemory (with needed and free, by part) or BadRequest (a context beyond the model's).
@@ -76,7 +126,7 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, device: Device, parts: Pa
     return MemoryPlan(report, max_model_len)
 
 
-def kv_tokens(config: EngineConfig, device: Device, parts: Parts, token_bytes: int) -> int:
+def kv_tokens(config: EngineConfig, device: Machine, parts: Parts, token_bytes: int) -> int:
     """Tokens that a card's KV cache would hold."""
     return max(_kv_budget(config, device, parts, CUDA_RESERVE_BYTES), 0) // token_bytes
 
@@ -93,7 +143,7 @@ def asked_context(config: EngineConfig, spec: ModelSpec) -> int:
     return config.max_model_len
 
 
-def check_weights_fit(device: Device, weights_bytes: int) -> None:
+def check_weights_fit(device: Machine, weights_bytes: int) -> None:
     """On a CPU, before anything is read: raises OutOfMemory for weights that are larger than what is available."""
     free = device.free_bytes()
     if weights_bytes > free:
@@ -103,7 +153,7 @@ def check_weights_fit(device: Device, weights_bytes: int) -> None:
         )
 
 
-def _check_parts_fit(config: EngineConfig, device: Device, parts: Parts, reserve: int, least_kv: int) -> None:
+def _check_parts_fit(config: EngineConfig, device: Machine, parts: Parts, reserve: int, least_kv: int) -> None:
     usable = _usable(config, device, parts, reserve)
     needed = parts.total + least_kv
     if needed <= usable:
@@ -118,11 +168,11 @@ def _check_parts_fit(config: EngineConfig, device: Device, parts: Parts, reserve
     )
 
 
-def _usable(config: EngineConfig, device: Device, parts: Parts, reserve: int) -> int:
+def _usable(config: EngineConfig, device: Machine, parts: Parts, reserve: int) -> int:
     return int(min(device.total_bytes() * config.gpu_memory_utilization, parts.free_at_start - reserve))
 
 
-def _kv_budget(config: EngineConfig, device: Device, parts: Parts, reserve: int) -> int:
+def _kv_budget(config: EngineConfig, device: Machine, parts: Parts, reserve: int) -> int:
     if device.kind == "cuda":
         left = _usable(config, device, parts, reserve) - parts.total
         return left if config.kv_gb is None else min(left, int(config.kv_gb * 1e9))

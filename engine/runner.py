@@ -15,14 +15,14 @@ from torch.nn.functional import normalize
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest, OutOfMemory
-from engine.forecast import forecast
+from engine.forecast import batched_tokens, can_be_captured, compute_dtype, forecast, quantizes_head
 from engine.forward import forward_batch, on_device
-from engine.graphs import Capture, DecodeGraphs, can_be_captured
+from engine.graphs import Capture, DecodeGraphs
 from engine.landing import Embeddings, Landings, PromptPart, output_of
-from engine.memory import MemoryPlan, Parts, asked_context, check_weights_fit, kv_tokens, plan_memory
+from engine.memory import Parts, asked_context, check_weights_fit, plan_cache
 from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
-from engine.model.kv_cache import KVCache, bytes_per_token
+from engine.model.kv_cache import KVCache
 from engine.model.spec import ModelSpec
 from engine.plan import BatchPlan, FinishedStep, Grammar, PendingStep, ScheduledSequence
 from engine.quant.kept import KeptWeights
@@ -38,10 +38,6 @@ from kernels.device import Device, open_device, usable_cores, use_threads
 
 Progress = Callable[[str, float], None]
 
-_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
-_DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
-
-_GOOD_CONTEXT = 8192  # tokens; a KV cache in 16 bits that holds less gives way to one in int8
 _LOGIT_ROWS = 128  # rows of logits that exist at once: 25 MB at a vocabulary of 49,152, 78 MB at 152,000
 
 
@@ -207,10 +203,11 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     _prepare_kernels(device)
     _check_format(config, checkpoint)
     spec = checkpoint.spec
-    dtype = _compute_dtype(config, spec, device)
+    dtype_name = compute_dtype(config, spec, device.kind)
+    dtype = _torch_dtype(dtype_name)
     reader = checkpoint.open_reader(device.torch)
-    expected = _expected_parts(config, checkpoint, reader, device, dtype)
-    _plan(config, spec, device, expected, dtype)  # refuses before anything is read
+    expected = _expected_parts(config, checkpoint, reader, device, dtype_name)
+    plan_cache(config, spec, device, expected, dtype_name)  # refuses before anything is read
     grammars = GrammarCompiler(checkpoint.folder, spec.vocab_size, checkpoint.eos_token_ids)
     decoder, weights_bytes, notes = _load_decoder(config, checkpoint, reader, device, dtype, on_progress)
 
@@ -219,7 +216,8 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     on_progress("sizing the KV cache", 0.9)
     workspace = expected.workspace if device.kind == "cpu" else _measure_workspace(config, decoder, device, dtype)
     parts = replace(expected, weights=weights_bytes, workspace=workspace)
-    plan, kv_dtype = _plan(config, spec, device, parts, dtype)
+    plan, kv_dtype_name = plan_cache(config, spec, device, parts, dtype_name)
+    kv_dtype = _torch_dtype(kv_dtype_name)
     angle_notes = decoder.set_max_len(plan.max_model_len)
     cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch, config.max_num_seqs)
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
@@ -243,35 +241,11 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
 
 
 def _expected_parts(
-    config: EngineConfig, checkpoint: Checkpoint, reader: CheckpointReader, device: Device, dtype: torch.dtype
+    config: EngineConfig, checkpoint: Checkpoint, reader: CheckpointReader, device: Device, dtype: str
 ) -> Parts:
     spec = checkpoint.spec
-    return forecast(
-        spec,
-        reader,
-        device,
-        dtype,
-        num_tokens=_batched_tokens(config, device),
-        max_num_seqs=config.max_num_seqs,
-        max_len=asked_context(config, spec),
-        uses_graphs=_uses_graphs(spec, device),
-        quantizes_head=_quantizes_head(config, checkpoint, device, dtype),
-    )
-
-
-def _plan(
-    config: EngineConfig, spec: ModelSpec, device: Device, parts: Parts, dtype: torch.dtype
-) -> tuple[MemoryPlan, torch.dtype]:
-    """The plan, and the type of the KV cache. Left to us, that is int8 on a card where 16 bits hold too little."""
-    if config.kv_cache_dtype != "auto":
-        kv_dtype = _KV_DTYPES[config.kv_cache_dtype]
-        return plan_memory(config, spec, device, parts, bytes_per_token(spec, kv_dtype)), kv_dtype
-    wanted = config.max_model_len or min(spec.context_length, _GOOD_CONTEXT)
-    if device.kind == "cpu" or kv_tokens(config, device, parts, bytes_per_token(spec, dtype)) >= wanted:
-        return plan_memory(config, spec, device, parts, bytes_per_token(spec, dtype)), dtype
-    plan = plan_memory(config, spec, device, parts, bytes_per_token(spec, torch.int8))
-    note = f"KV cache in int8: in 16 bits it would hold less than {wanted} tokens."
-    return replace(plan, report=replace(plan.report, notes=(note, *plan.report.notes))), torch.int8
+    uses_graphs = _uses_graphs(spec, device)
+    return forecast(config, spec, reader, checkpoint.stated, device, dtype, uses_graphs=uses_graphs)
 
 
 def _uses_graphs(spec: ModelSpec, device: Device) -> bool:
@@ -323,7 +297,7 @@ def _model_info(
         context_length=spec.context_length,
         eos_token_ids=checkpoint.eos_token_ids,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_batched_tokens(config, device),
+        max_num_batched_tokens=batched_tokens(config, device.kind),
     )
 
 
@@ -364,10 +338,11 @@ def _load_decoder(
     def on_layer(done: int) -> None:
         on_progress(f"reading weights, layer {done} of {len(spec.layers)}", 0.05 + 0.8 * done / len(spec.layers))
 
-    quantizes_head = _quantizes_head(config, checkpoint, device, dtype)
+    is_quantized, dtype_name = checkpoint.format is not None, str(dtype).removeprefix("torch.")
+    head_in_8_bits = quantizes_head(config, device.kind, dtype_name, is_quantized=is_quantized)
     with _kept_weights(config, checkpoint, device, reader.total_bytes()) as kept:
         builder = DecoderBuilder(
-            spec, reader, checkpoint.format, device.torch, dtype, kept, quantizes_head=quantizes_head
+            spec, reader, checkpoint.format, device.torch, dtype, kept, quantizes_head=head_in_8_bits
         )
         decoder = builder.build(asked_context(config, spec), on_layer)
         unused = builder.unused()
@@ -396,38 +371,16 @@ def _kept_weights(
     return closing(KeptWeights(checkpoint.folder, device.torch, needed_bytes))
 
 
-def _quantizes_head(config: EngineConfig, checkpoint: Checkpoint, device: Device, dtype: torch.dtype) -> bool:
-    """Whether the head is to be held in 8 bits. Of a model in 4 bits it is a quarter of what a token reads."""
-    if config.quantize_lm_head != "auto":
-        return config.quantize_lm_head == "on"
-    return device.kind == "cuda" and checkpoint.format is not None and dtype is not torch.float32
-
-
-def _compute_dtype(config: EngineConfig, spec: ModelSpec, device: Device) -> torch.dtype:
-    """fp32 on a CPU: 16-bit arithmetic is slower there without AVX-512 and less exact everywhere.
-
-    Raises BadRequest for float16 where the model's activations do not fit it.
-    """
-    if config.dtype == "float16" and spec.overflows_float16:
-        raise BadRequest(
-            f"dtype is float16; activations of {spec.architecture} leave its range, and the answers would be noise. "
-            "Use bfloat16, float32 or auto."
-        )
-    if config.dtype != "auto":
-        return getattr(torch, config.dtype)
-    if device.kind == "cpu":
-        return torch.float32
-    return torch.bfloat16 if spec.dtype == "bfloat16" or spec.overflows_float16 else torch.float16
-
-
-def _batched_tokens(config: EngineConfig, device: Device) -> int:
-    return config.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS[device.kind]
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 @torch.inference_mode()
 def _measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype) -> int:
     """Bytes of the largest step on a card, and of what the sampler keeps: it is run once."""
-    num_tokens, num_sequences = _batched_tokens(config, device), config.max_num_seqs
+    num_tokens, num_sequences = batched_tokens(config, device.kind), config.max_num_seqs
     max_len = asked_context(config, decoder.spec)
     per_sequence = _probe_tokens(num_tokens, num_sequences, max_len)
     blocks = num_sequences * -(-per_sequence // config.block_size)

@@ -59,9 +59,3 @@ def empty_paged_kv(
         return PagedKV(keys, values, counters=counters)
     key_scales, value_scales = (torch.empty(shape[:3], dtype=torch.float16, device=device) for _ in range(2))
     return PagedKV(keys, values, key_scales, value_scales, counters)
-
-
-def bytes_per_token_and_head(head_dim: int, dtype: torch.dtype) -> int:
-    """Of a key and a value together."""
-    scale = torch.float16.itemsize if dtype is torch.int8 else 0
-    return 2 * (head_dim * dtype.itemsize + scale)

@@ -23,6 +23,8 @@ TORCH_FREE = (
         "engine.blocks",
         "engine.pace",
     ),
+    *("engine.model.spec", "engine.model.config_reader", "engine.model.rope_config", "engine.model.architectures"),
+    *("engine.quant.stated", "engine.weights.held", "engine.memory", "engine.forecast"),
     *("engine.checks", "engine.sequence", "engine.compiling", "engine.scheduler"),
     *("engine.engine", "engine.process", "engine.client"),
 )
@@ -35,8 +37,6 @@ _TORCH_HALF = (
         "engine.graphs",
         "engine.landing",
         "engine.replay",
-        "engine.memory",
-        "engine.forecast",
         "engine.sampling",
         "engine.model",
     ),

@@ -6,7 +6,8 @@ from typing import Any
 from engine.checkpoint import Checkpoint
 from engine.errors import BadRequest
 from engine.model.architectures import read_spec
-from engine.quant.formats import open_format
+from engine.quant.formats import format_of
+from engine.quant.stated import read_stated
 from engine.weights.dummy import GROUP_SIZE, DummyReader
 
 _LLAMA: dict[str, Any] = {
@@ -102,6 +103,7 @@ def dummy_checkpoint(shape: str, quant: str) -> Checkpoint:
         if name not in known:
             raise BadRequest(f"{name!r} is none of {', '.join(known)}.")
     spec = read_spec(SHAPES[shape])
-    fmt = open_format(Path(shape), {"quantization_config": _QUANTIZATION[quant]})
+    stated = read_stated(Path(shape), {"quantization_config": _QUANTIZATION[quant]})
+    fmt = format_of(stated, shape) if stated else None
     packing = None if fmt is None else fmt.name
-    return Checkpoint(Path(shape), spec, fmt, (), lambda device: DummyReader(shape, spec, packing, device))
+    return Checkpoint(Path(shape), spec, stated, fmt, (), lambda device: DummyReader(shape, spec, packing, device))

@@ -108,11 +108,12 @@ class Decoder:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weights as held; a tied head counts once."""
+        """Bytes of the weights as held, and of the angles; a tied head counts once."""
         linears = self.linears
         tied = isinstance(self.head, DenseLinear) and self.head.weight is self.embedding
         total = sum(linear.num_bytes for linear in linears) + (0 if tied else self.head.num_bytes)
-        return total + self.embedding.numel() * self.embedding.element_size()
+        angles = {table.data_ptr(): table.nbytes for table in self._cos_sin}
+        return total + self.embedding.nbytes + sum(angles.values())
 
     def hidden(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """[tokens, hidden] after the last norm: what the head, or a pooling, is given."""

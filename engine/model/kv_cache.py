@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.model.spec import ModelSpec
-from kernels.paged_kv import Shape, bytes_per_token_and_head, empty_paged_kv
+from kernels.paged_kv import Shape, empty_paged_kv
 from kernels.virtual_memory import CudaDriver, Driver, VirtualBuffer
 
 _COPIED_AT_ONCE = 64  # blocks: 2 MB of each tensor
@@ -122,9 +122,3 @@ class _CardMemory:
     def _cut(self, num_blocks: int) -> None:
         for buffer, block_bytes in self._buffers:
             buffer.resize(num_blocks * block_bytes)
-
-
-def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """What one token takes in the cache, over all layers, scales of int8 included."""
-    caches = (layer.cache for layer in spec.layers)
-    return sum(cache.num_kv_heads * bytes_per_token_and_head(cache.head_dim, dtype) for cache in caches)

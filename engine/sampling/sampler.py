@@ -47,7 +47,7 @@ class Sampled:
 class Sampler:
     """Samples for the sequences in `max_num_seqs` slots; keeps the tokens of those that penalties look at.
 
-    `bytes_for` says how much.
+    `engine.forecast.sampler_bytes` says how much.
     """
 
     def __init__(
@@ -60,10 +60,6 @@ class Sampler:
         self._seated: dict[int, int] = {}  # slot -> run whose parameters and tokens are kept there
         self._rows: tuple[int, ...] = ()
         self._parameters: Parameters | None = None
-
-    @staticmethod
-    def bytes_for(max_num_seqs: int, max_len: int) -> int:
-        return 4 * max_num_seqs * max_len
 
     def sample(self, logits: torch.Tensor, rows: Sequence[ScheduledSequence]) -> Sampled:
         """logits [rows, vocab] fp32, contiguous; they are overwritten. `rows` is not empty."""

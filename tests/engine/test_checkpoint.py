@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from engine.checks import check_params
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from engine.forecast import compute_dtype
 from engine.types import FinishReason, SamplingParams
 from tests.checkpoints import FAMILIES, tiny_checkpoint
 from tests.engine.running import edit_config, engine_config, load, logits_in_chunks, prompt
@@ -31,11 +31,9 @@ def test_a_card_computes_in_the_checkpoints_16_bits_unless_they_overflow(
     tiny_checkpoint(tmp_path, family)
     edit_config(tmp_path, dtype=stored)
     spec = runner_module.open_checkpoint(tmp_path).spec
-    card, cpu = SimpleNamespace(kind="cuda"), SimpleNamespace(kind="cpu")
     config = EngineConfig(model=str(tmp_path))
-    expected = torch.bfloat16 if family in _OVERFLOWING else getattr(torch, stored)
-    assert runner_module._compute_dtype(config, spec, card) is expected
-    assert runner_module._compute_dtype(config, spec, cpu) is torch.float32
+    assert compute_dtype(config, spec, "cuda") == ("bfloat16" if family in _OVERFLOWING else stored)
+    assert compute_dtype(config, spec, "cpu") == "float32"
 
 
 @pytest.mark.parametrize("family", _OVERFLOWING)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.decode_inputs import DecodeInputs
+from engine.forecast import GRAPH_ROWS, most_graph_rows
 from engine.forward import forward_batch
-from engine.graphs import BUCKETS, DecodeGraphs, most_rows
+from engine.graphs import DecodeGraphs
 from engine.plan import BatchPlan, ScheduledSequence
 from engine.runner import ModelRunner
 from engine.types import SamplingParams
@@ -36,8 +37,8 @@ def decoding(
 
 
 def test_a_step_takes_the_next_larger_size() -> None:
-    assert BUCKETS[:16] == tuple(range(1, 17)) and BUCKETS[-1] == 128
-    assert [most_rows(count) for count in (1, 16, 17, 33, 128, 300)] == [1, 16, 20, 40, 128, 128]
+    assert GRAPH_ROWS[:16] == tuple(range(1, 17)) and GRAPH_ROWS[-1] == 128
+    assert [most_graph_rows(count) for count in (1, 16, 17, 33, 128, 300)] == [1, 16, 20, 40, 128, 128]
 
 
 Steps = list[list[ScheduledSequence]]

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint import open_checkpoint
 from engine.config import EngineConfig
+from engine.forecast import quantizes_head
 from engine.quant.linear import DenseLinear, W8Linear
-from engine.runner import ModelRunner, _quantizes_head, load_runner
-from kernels.device import Device
+from engine.runner import ModelRunner, load_runner
 from tests.checkpoints import tiny_checkpoint
 
 ESSAY = Path(__file__).parents[1] / "data" / "essay.txt"
@@ -46,22 +45,21 @@ def test_a_head_in_8_bits_is_one_and_keeps_the_table_of_the_inputs(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "fmt", "dtype", "expected"),
+    ("asked", "kind", "is_quantized", "dtype", "expected"),
     [
-        ("auto", "cuda", "gptq", torch.float16, True),
-        ("auto", "cuda", "dense", torch.float16, False),
-        ("auto", "cuda", "gptq", torch.float32, False),
-        ("auto", "cpu", "gptq", torch.float32, False),
-        ("off", "cuda", "gptq", torch.float16, False),
-        ("on", "cpu", "dense", torch.float32, True),
+        ("auto", "cuda", True, "float16", True),
+        ("auto", "cuda", False, "float16", False),
+        ("auto", "cuda", True, "float32", False),
+        ("auto", "cpu", True, "float32", False),
+        ("off", "cuda", True, "float16", False),
+        ("on", "cpu", False, "float32", True),
     ],
 )
 def test_a_head_is_in_8_bits_with_4_bit_models_on_a_card_or_where_asked(
-    tmp_path: Path, asked: str, kind: str, fmt: str, dtype: torch.dtype, expected: bool
+    asked: str, kind: str, is_quantized: bool, dtype: str, expected: bool
 ) -> None:
-    tiny_checkpoint(tmp_path, "llama", fmt)
-    config = EngineConfig(model=str(tmp_path), quantize_lm_head=asked)
-    assert _quantizes_head(config, open_checkpoint(tmp_path), Device(kind, "it"), dtype) is expected
+    config = EngineConfig(model="m", quantize_lm_head=asked)
+    assert quantizes_head(config, kind, dtype, is_quantized=is_quantized) is expected
 
 
 @pytest.mark.slow

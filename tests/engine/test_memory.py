@@ -12,11 +12,19 @@ from engine.checkpoint import open_checkpoint
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest, OutOfMemory
-from engine.forecast import forecast
-from engine.memory import CPU_KV_MOST_BYTES, CUDA_RESERVE_BYTES, MemoryPlan, Parts, check_weights_fit, plan_memory
-from engine.model.kv_cache import KVCache, bytes_per_token
+from engine.memory import (
+    CPU_KV_MOST_BYTES,
+    CUDA_RESERVE_BYTES,
+    MemoryPlan,
+    Parts,
+    bytes_per_token,
+    check_weights_fit,
+    plan_cache,
+    plan_memory,
+)
+from engine.model.kv_cache import KVCache
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
-from engine.runner import _expected_parts, _plan, _probe_tokens, load_runner, make_runner
+from engine.runner import _expected_parts, _probe_tokens, load_runner, make_runner
 from engine.types import SamplingParams
 from kernels.device import Device, open_device
 from tests.checkpoints import tiny_checkpoint
@@ -58,7 +66,7 @@ class Machine(Device):
 def plan(kind: str = "cpu", *, free: int = 10 * GB, weights: int = GB, **options: Any) -> MemoryPlan:
     parts = Parts(free_at_start=free, weights=weights, workspace=0)
     machine = Machine(kind, "a machine", free=free)
-    return plan_memory(EngineConfig(model="m", **options), SPEC, machine, parts, bytes_per_token(SPEC, torch.float32))
+    return plan_memory(EngineConfig(model="m", **options), SPEC, machine, parts, bytes_per_token(SPEC, "float32"))
 
 
 def test_a_pool_is_never_larger_than_all_sequences_at_full_length_can_use() -> None:
@@ -91,9 +99,9 @@ def test_a_context_that_was_asked_for_or_a_useless_one_is_refused_instead(option
         plan(**options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8], ids=str)
-def test_what_is_planned_for_a_token_is_what_the_cache_takes(dtype: torch.dtype) -> None:
-    cache = KVCache(SPEC, 7, 16, dtype, torch.device("cpu"), max_num_seqs=3)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_what_is_planned_for_a_token_is_what_the_cache_takes(dtype: str) -> None:
+    cache = KVCache(SPEC, 7, 16, getattr(torch, dtype), torch.device("cpu"), max_num_seqs=3)
     tensors = [t for kv in cache.layers for t in (kv.keys, kv.values, kv.key_scales, kv.value_scales) if t is not None]
     assert sum(tensor.nbytes for tensor in tensors) == 7 * 16 * bytes_per_token(SPEC, dtype)
 
@@ -136,36 +144,28 @@ def test_a_cache_in_int8_is_chosen_where_16_bits_hold_too_little(
 ) -> None:
     large = replace(SPEC, layers=(LAYER,) * 2000, context_length=10_000)  # 256 KB a token in 16 bits
     parts = Parts(free_at_start=free, weights=GB // 2, workspace=0)
-    found, dtype = _plan(EngineConfig(model="m", **options), large, Machine("cuda", "a card"), parts, torch.float16)
-    assert dtype is (torch.int8 if int8 else torch.float16)
+    found, dtype = plan_cache(EngineConfig(model="m", **options), large, Machine("cuda", "a card"), parts, "float16")
+    assert dtype == ("int8" if int8 else "float16")
     told = "KV cache in int8: in 16 bits it would hold less than 8192 tokens."
     assert (told in found.report.notes) == int8
 
 
-@pytest.mark.parametrize("head", ["on", "off"])
 @pytest.mark.parametrize(
     ("family", "fmt"),
-    [("llama", "gptq"), ("llama", "awq_gemm"), ("llama", "compressed"), ("llama", "dense"), ("llama3", "gptq")],
+    [
+        *(("llama", fmt) for fmt in ("dense", "gptq", "gptq_3bit", "awq_gemm_sym", "awq_gemv", "awq_gemv_fast")),
+        *(("llama", fmt) for fmt in ("awq_gemm", "compressed", "compressed_sym_channel")),
+        *((family, "gptq") for family in ("llama3", "gemma3", "qwen3_moe")),
+    ],
 )
-def test_weights_are_forecast_from_the_headers_within_5_percent(
-    tmp_path: Path, family: str, fmt: str, head: str
-) -> None:
+def test_weights_are_forecast_from_the_headers_within_5_percent(tmp_path: Path, family: str, fmt: str) -> None:
     tiny_checkpoint(tmp_path, family, fmt)
+    head = "on" if fmt in ("gptq", "dense") else "off"
     config = EngineConfig(model=str(tmp_path), device="cpu", kv_gb=0.001, quantize_lm_head=head)
     runner = load_runner(config, lambda stage, fraction: None)
     checkpoint = open_checkpoint(tmp_path)
     reader = checkpoint.open_reader(torch.device("cpu"))
-    parts = forecast(
-        checkpoint.spec,
-        reader,
-        Device("cpu", "a CPU"),
-        torch.float32,
-        num_tokens=512,
-        max_num_seqs=32,
-        max_len=0,
-        uses_graphs=False,
-        quantizes_head=head == "on",
-    )
+    parts = _expected_parts(config, checkpoint, reader, Device("cpu", "a CPU"), "float32")
     assert parts.weights == pytest.approx(runner.memory.weights_bytes, rel=0.05)
     assert parts.workspace == pytest.approx(runner.memory.workspace_bytes, rel=0.05)
 
@@ -178,7 +178,7 @@ def test_on_a_card_the_forecast_is_within_5_percent_of_what_is_taken(quant: str)
     checkpoint = dummy_checkpoint("llama3.1-8b", quant)
     checkpoint = replace(checkpoint, spec=replace(checkpoint.spec, layers=checkpoint.spec.layers[:1]))
     device = open_device("cuda", memory_gb=24)
-    expected = _expected_parts(config, checkpoint, checkpoint.open_reader(device.torch), device, torch.float16)
+    expected = _expected_parts(config, checkpoint, checkpoint.open_reader(device.torch), device, "float16")
     runner = make_runner(config, checkpoint, lambda stage, fraction: None)
     for part in ("weights", "workspace", "graphs"):
         assert getattr(expected, part) == pytest.approx(getattr(runner.memory, f"{part}_bytes"), rel=0.05), part
