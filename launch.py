@@ -1,7 +1,8 @@
 """The front door: `python launch.py` makes .venv on the first run, re-executes inside it and starts the app.
 
-`python launch.py test [pytest arguments]` does the same with the development set and runs the tests. Standard library
-only. The file must parse on older Pythons too, so that they are told what is needed. Installs into .venv alone.
+`python launch.py test [pytest arguments]` does the same with the development set and runs the tests; a first word of
+COMMANDS runs that command in the app's place. Standard library only. The file must parse on older Pythons too, so that
+they are told what is needed. Installs into .venv alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ STAMP = VENV / "launch.json"
 LOCK = VENV / "launch.lock"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
+COMMANDS = ("models",)  # first words of app.cli's commands
 OLDEST_PYTHON = (3, 11)
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 # Disk that a fresh set-up takes, in bytes: the installed set, what pip unpacks meanwhile and what it caches.
@@ -62,8 +64,10 @@ def main(argv: list[str]) -> int:
 def _start(argv: list[str]) -> int:
     from app import settings
 
+    is_command = bool(argv) and argv[0] in COMMANDS
     try:
-        settings.read_flags(argv)
+        if not is_command:
+            settings.read_flags(argv)
     except settings.SettingsError as error:
         return _refuse(str(error), 2)
     if not is_inside():
@@ -71,6 +75,10 @@ def _start(argv: list[str]) -> int:
     prepare(())
     if not is_inside():
         return replace_process([str(PYTHON), str(ROOT / "launch.py"), *argv])
+    if is_command:
+        from app.cli import main as cli
+
+        return cli.main(argv)
     from app import server
 
     return server.main(argv)

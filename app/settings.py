@@ -469,7 +469,8 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="launch.py",
         description="4-bit language models on your own machine, as a browser chat and an OpenAI-style endpoint.",
-        epilog="`python launch.py test [pytest arguments]` installs the development set and runs the tests. Each flag "
+        epilog="`python launch.py models --help` lists the commands for models. "
+        "`python launch.py test [pytest arguments]` installs the development set and runs the tests. Each flag "
         "has an environment name (FIRESIDE_PORT for --port) and a key in settings.yaml in the home folder (port).",
         allow_abbrev=False,
     )

@@ -48,13 +48,14 @@ _BELOW = ("app.errors", "app.settings", "app.background")
 
 # Room -> what of ours it may import; a room is a module or a package with all that is in it. The closest row counts.
 MAY_IMPORT = {
-    "launch": ("app.server", "app.settings"),
+    "launch": ("app.server", "app.settings", "app.cli"),
     "app": (),
     "app.errors": ("engine.errors",),
     "app.chat": ("app.chat", *_BELOW, *_WORDS),
     "app.api": ("app.api", "app.chat", "app.models", "app.history", *_BELOW, *_WORDS),
     "app.ui": ("app.ui", "app.chat", "app.models", "app.history", *_BELOW),
     "app.models": ("app.models", "app.chat.types", *_BELOW, *_WORDS, "engine.client", "engine.config"),
+    "app.cli": ("app.cli", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.llm": ("app.llm", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.server": ("app", "engine.client"),
     **{module: TORCH_FREE[:i] for i, module in enumerate(TORCH_FREE)},

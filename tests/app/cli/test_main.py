@@ -1,0 +1,42 @@
+"""The commands of the terminal: found by their words, told in words."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import launch
+from app.cli import main as cli
+
+
+def run(home: Path, *words: str) -> int:
+    return cli.main([*words, "--home", str(home)])
+
+
+def test_the_front_door_knows_the_first_word_of_every_command() -> None:
+    assert set(launch.COMMANDS) == {command.words.split()[0] for command in cli.COMMANDS}
+
+
+def test_the_list_has_every_model_of_the_catalogue_and_says_what_is_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "models", "list", "--json") == 0
+    rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["smollm2-135m-instruct"]["here"] == "no"
+    assert run(tmp_path, "models", "list") == 0
+    printed = capsys.readouterr().out
+    assert [name for name in rows if name not in printed] == []
+
+
+def test_a_broken_catalogue_of_the_users_is_told_and_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models.yaml").write_text("mine:\n  repoo: a/b\n")
+    assert run(tmp_path, "models", "list") == 1
+    assert "models.yaml:2: mine: unknown key `repoo`. Did you mean `repo`?" in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_told_and_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "settings.yaml").write_text("port: many\n")
+    assert run(tmp_path, "models", "list") == 2
+    assert "`port`" in capsys.readouterr().err
