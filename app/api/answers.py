@@ -11,11 +11,13 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from starlette.responses import Response
 
-from app.api.dialect import SSE_TYPE, Answer, sse
+from app.api.dialect import SSE_TYPE, Answer, scored, sse
 from app.api.errors import error_body, error_response
 from app.chat.types import ChatDelta, Progress, ScoredToken, Timings, ToolCall, ToolCallDelta, Usage
 from app.errors import AppError
@@ -130,11 +132,13 @@ class AnswerFormat(ABC):
         prompts = usages[:: self.choices]
         prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
         completion_tokens = sum(usage.completion_tokens for usage in usages)
+        reasoning_tokens = sum(usage.reasoning_tokens for usage in usages)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
+            "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
         }
 
 
@@ -159,7 +163,8 @@ class ChatFormat(AnswerFormat):
     def _delta(self, delta: ChatDelta) -> dict[str, Any]:
         parts = {"content": delta.text, "reasoning_content": delta.reasoning if self._shows_reasoning else ""}
         parts = {name: text for name, text in parts.items() if text}
-        return {"delta": parts | ({"tool_calls": [*map(_call_piece, delta.tool_calls)]} if delta.tool_calls else {})}
+        pieces = [_call_piece(_joined([*calls])) for _, calls in groupby(delta.tool_calls, lambda call: call.index)]
+        return {"delta": parts | ({"tool_calls": pieces} if pieces else {})}
 
     def _whole(self, answer: Answer) -> dict[str, Any]:
         calls = [_whole_call(call) for call in answer.tool_calls]
@@ -171,12 +176,7 @@ class ChatFormat(AnswerFormat):
         return {"message": message}
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-        content = [
-            _chat_token(scored.token, scored.logprob)
-            | {"top_logprobs": [_chat_token(token, logprob) for token, logprob in scored.top]}
-            for scored in tokens
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": scored(tokens), "refusal": None}
 
 
 class CompletionFormat(AnswerFormat):
@@ -203,15 +203,20 @@ class CompletionFormat(AnswerFormat):
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
         offsets, text = [], self._texts[index]
-        for scored in tokens:
+        for token in tokens:
             offsets.append(self._num_chars[index])
-            self._num_chars[index] += len(text.decode(scored.token)) if scored.is_text else 0
+            self._num_chars[index] += len(text.decode(token.token)) if token.is_text else 0
         return {
-            "tokens": [_spelled(scored.token) for scored in tokens],
-            "token_logprobs": [scored.logprob for scored in tokens],
-            "top_logprobs": [_top(scored) for scored in tokens],
+            "tokens": [_spelled(token.token) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_top(token) for token in tokens],
             "text_offset": offsets,
         }
+
+
+def _joined(pieces: Sequence[ToolCallDelta]) -> ToolCallDelta:
+    """Of one call; some clients take only one piece of it from a chunk."""
+    return replace(pieces[0], arguments="".join(piece.arguments for piece in pieces))
 
 
 def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
@@ -227,10 +232,6 @@ def _whole_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _chat_token(token: bytes, logprob: float | None) -> dict[str, Any]:
-    return {"token": token.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(token)}
-
-
 def _spelled(token: bytes) -> str:
     """A token that is no whole text is written byte by byte, so that two of them differ (OpenAI's own way)."""
     try:
@@ -239,11 +240,11 @@ def _spelled(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def _top(scored: ScoredToken) -> dict[str, float] | None:
+def _top(token: ScoredToken) -> dict[str, float] | None:
     """The likeliest tokens and the one that came, which may not be among them."""
-    if scored.logprob is None:
+    if token.logprob is None:
         return None
-    return {_spelled(token): logprob for token, logprob in (*scored.top, (scored.token, scored.logprob))}
+    return {_spelled(likely): logprob for likely, logprob in (*token.top, (token.token, token.logprob))}
 
 
 def progress_block(progress: Progress) -> dict[str, int]:

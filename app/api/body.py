@@ -1,5 +1,6 @@
 """Reads a request's body into a pydantic model; whatever is wrong with it becomes a 400 (413) that names the place."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -59,7 +60,12 @@ def _without_refs(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 async def raw_body(request: Request) -> bytes:
-    """Raises AppError (413) beyond MAX_BODY_BYTES."""
+    """Raises AppError: 413 beyond MAX_BODY_BYTES, 415 where it is packed."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise AppError(
+            415, "unsupported_encoding", f"The body is packed as {echo(encoding)}.", hint="Send it as plain JSON."
+        )
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
         raise _too_large(f"{int(declared):,} bytes")
@@ -68,7 +74,7 @@ async def raw_body(request: Request) -> bytes:
         raw += piece
         if len(raw) > MAX_BODY_BYTES:
             raise _too_large(f"{len(raw):,} bytes or more")
-    return bytes(raw)
+    return bytes(raw.removeprefix(codecs.BOM_UTF8))  # some programs on Windows write one
 
 
 def _too_large(size: str) -> AppError:

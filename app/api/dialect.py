@@ -24,6 +24,7 @@ class Answer:
     text: str = ""
     reasoning: str = ""
     logprobs: list[ScoredToken] = field(default_factory=list)
+    text_logprobs: list[ScoredToken] = field(default_factory=list)  # those that came with its text
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
@@ -37,6 +38,7 @@ class Answer:
         self.text += delta.text
         self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
+        self.text_logprobs += _of_text(delta) if delta.text else ()
         self.token_ids += delta.token_ids
         self.prompt_token_ids = self.prompt_token_ids or delta.prompt_token_ids
         for call in delta.tool_calls:
@@ -53,6 +55,17 @@ class Answer:
         return tuple(_joined(pieces) for pieces in self._calls)
 
 
+def _of_text(delta: ChatDelta) -> Sequence[ScoredToken]:
+    """Those of its tokens that spell its text: before them there may be some that end the thinking."""
+    tokens = delta.logprobs
+    sizes = [len(token.token) if token.is_text else 0 for token in tokens]
+    spare, first = sum(sizes) - len(delta.text.encode()), 0
+    while first < len(tokens) and sizes[first] <= spare:
+        spare -= sizes[first]
+        first += 1
+    return tokens[first:]
+
+
 def _joined(pieces: Sequence[ToolCallDelta]) -> ToolCall:
     first = pieces[0]
     arguments = "".join(piece.arguments for piece in pieces)
@@ -63,12 +76,14 @@ class Part(NamedTuple):
     """A piece of one block of an answer: of its thinking, its text, or one of its calls.
 
     begins   the call's id and name, in its first piece
+    tokens   of a text, where their log-probabilities were asked
     """
 
     kind: Literal["reasoning", "text", "call"]
     text: str
     call_index: int = 0
     begins: ToolCallDelta | None = None
+    tokens: Sequence[ScoredToken] = ()
 
     @property
     def block(self) -> tuple[str, int]:
@@ -81,7 +96,7 @@ def parts_of(delta: ChatDelta) -> Iterator[Part]:
     if delta.reasoning:
         yield Part("reasoning", delta.reasoning)
     if delta.text:
-        yield Part("text", delta.text)
+        yield Part("text", delta.text, tokens=_of_text(delta))
     for call in delta.tool_calls:
         yield Part("call", call.arguments, call.index, call if call.id is not None else None)
 
@@ -130,6 +145,19 @@ class Dialect(WholeDialect, Protocol):
     def failure(self, error: AppError) -> Iterable[bytes]:
         """What a stream ends with instead, where it failed after its headers."""
         ...
+
+
+def scored(tokens: Sequence[ScoredToken]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities, as OpenAI's two endpoints for conversations have them."""
+    return [
+        _scored(token.token, token.logprob)
+        | {"top_logprobs": [_scored(likely, logprob) for likely, logprob in token.top]}
+        for token in tokens
+    ]
+
+
+def _scored(token: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": token.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(token)}
 
 
 def arguments_of(text: str) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """The door: what holds for every request before a route sees it, and for every reply, errors included.
 
 A request id, CORS, the Host check and the last net under an exception. One ASGI middleware, so that the order is
-plain: preflight first (a browser sends no key with it), then the Host and Origin checks, then the guard and the app.
+plain: OPTIONS first (a browser sends no key with it), then the Host and Origin checks, then the guard and the app.
 """
 
 import ipaddress
 import logging
 import re
 import uuid
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,7 +23,9 @@ LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _log = logging.getLogger("fireside.api")
 _REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+_SLASHES = re.compile("/{2,}")
 _METHODS = "GET, POST, DELETE, OPTIONS"
+_SENT = "Authorization, Content-Type, api-key, x-api-key, anthropic-version, x-request-id"
 _RATES = ", ".join(
     f"x-ratelimit-{fact}-{kind}" for fact in ("limit", "remaining", "reset") for kind in ("requests", "tokens")
 )
@@ -36,12 +39,20 @@ class Door:
                      is no name, so it passes.
     allowed_origins  web pages that may call beside those of this machine and our own, "*" for all. Others are refused
                      and not only kept from reading: a browser sends them our way without asking first.
+    is_api           whether the API serves a request; all else is the page's
     """
 
-    def __init__(self, app: ASGIApp, allowed_hosts: frozenset[str], allowed_origins: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        allowed_hosts: frozenset[str],
+        allowed_origins: frozenset[str],
+        is_api: Callable[[Scope], bool],
+    ) -> None:
         self._app = app
         self._allowed_hosts = allowed_hosts
         self._allowed_origins = allowed_origins
+        self._is_api = is_api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -55,12 +66,14 @@ class Door:
         headers = Headers(scope=scope)
         reply = _Reply(send, _request_id(headers), self._readable_origin(headers))
         scope.setdefault("state", {})["request_id"] = reply.request_id
-        if _is_preflight(scope, headers):
+        plain = _plain(scope)
+        is_api = self._is_api(plain)
+        if scope["method"] == "OPTIONS" and (is_api or "access-control-request-method" in headers):
             await _preflight(headers, reply.origin)(scope, receive, reply.send)
         elif (refusal := self._refusal(headers)) is not None:
             await error_response(refusal, scope["path"])(scope, receive, reply.send)
         else:
-            await self._inside(scope, receive, reply)
+            await self._inside(plain if is_api else scope, receive, reply)
         _log.debug("request %s: %s %s, status %s", reply.request_id, scope["method"], scope["path"], reply.status)
 
     async def _inside(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
@@ -149,16 +162,19 @@ def _is_own(origin: str, host: str) -> bool:
     return bool(host) and origin.partition("://")[2] == host
 
 
-def _is_preflight(scope: Scope, headers: Headers) -> bool:
-    return scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+def _plain(scope: Scope) -> Scope:
+    """As the routes know it: base URLs end with a slash or not, and HEAD is GET whose body the server keeps back."""
+    path = _SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
+    return {**scope, "path": path, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
 
 
 def _preflight(headers: Headers, origin: str | None) -> Response:
-    if origin is None:
+    if origin is None and "origin" in headers:
         return error_response(_wrong_origin(headers))
     allowed = {
+        "Allow": _METHODS,
         "Access-Control-Allow-Methods": _METHODS,
-        "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
+        "Access-Control-Allow-Headers": headers.get("access-control-request-headers", _SENT),
         "Access-Control-Max-Age": "600",
     }
     if headers.get("access-control-request-private-network") == "true":

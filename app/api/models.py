@@ -111,9 +111,7 @@ def models_router(shelf: Shelf) -> APIRouter:
     @router.get("/v1/models/{model_id:path}")
     @router.get("/models/{model_id:path}", include_in_schema=False)
     async def one_model(model_id: str) -> dict[str, Any]:
-        if not model_id:  # "/v1/models/": the list, with a trailing slash
-            return await list_models()
-        return _item(card_of(shelf, model_id.rstrip("/")))
+        return _item(card_of(shelf, model_id))
 
     return router
 

@@ -12,14 +12,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.api.body import body_schema, read_body
-from app.api.dialect import SSE_TYPE, Answer, Part, parts_of, sse
+from app.api.dialect import SSE_TYPE, Answer, Part, parts_of, scored, sse
 from app.api.errors import error_response
 from app.api.ids import engine_request_id
 from app.api.models import Shelf
 from app.api.responses_wire import ResponsesBody, as_sent
 from app.api.stream import AnswerReply
 from app.chat.service import ChatService
-from app.chat.types import ChatDelta, ToolCallDelta, Usage
+from app.chat.types import ChatDelta, ScoredToken, ToolCallDelta, Usage
 from app.errors import AppError
 
 
@@ -63,7 +63,7 @@ class ResponsesFormat:
                 self._item = _Item(part)
                 yield from self._about_item(self._item.added())
             if part.text:
-                yield from self._about_item([self._item.continued(part.text)])
+                yield from self._about_item([self._item.continued(part.text, part.tokens)])
         if delta.finish_reason is not None:
             self._last = delta
             yield from self._end_item(_item_status(delta.finish_reason))
@@ -126,6 +126,7 @@ class _Item:
         self._call = part.begins
         self._id = f"{_PREFIX[part.kind]}_{uuid.uuid4().hex}"
         self._pieces: list[str] = []
+        self._scored: list[ScoredToken] = []
 
     @property
     def _text(self) -> str:
@@ -139,16 +140,18 @@ class _Item:
         if self._kind != "call":
             yield "response.content_part.added", self._at | {"part": self._part("")}
 
-    def continued(self, text: str) -> tuple[str, dict[str, Any]]:
+    def continued(self, text: str, tokens: Sequence[ScoredToken]) -> tuple[str, dict[str, Any]]:
+        """tokens   that came with it"""
         self._pieces.append(text)
-        return f"response.{_WORD[self._kind]}.delta", self._at | {"delta": text} | self._no_logprobs
+        self._scored += tokens
+        return f"response.{_WORD[self._kind]}.delta", self._at | {"delta": text} | self._logprobs(tokens)
 
     def done(self, status: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if self._kind == "call":
             told = {"arguments": self._arguments, "name": self._call.name if self._call else ""}
         else:
             told = {"text": self._text}
-        yield f"response.{_WORD[self._kind]}.done", self._at | told | self._no_logprobs
+        yield f"response.{_WORD[self._kind]}.done", self._at | told | self._logprobs(self._scored)
         if self._kind != "call":
             yield "response.content_part.done", self._at | {"part": self._part(self._text)}
         yield "response.output_item.done", {"item": self.whole(status)}
@@ -176,14 +179,13 @@ class _Item:
     def _at(self) -> dict[str, Any]:
         return {"item_id": self._id} | ({} if self._kind == "call" else {"content_index": 0})
 
-    @property
-    def _no_logprobs(self) -> dict[str, Any]:
-        return {"logprobs": []} if self._kind == "text" else {}
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        return {"logprobs": scored(tokens)} if self._kind == "text" else {}
 
     def _part(self, text: str) -> dict[str, Any]:
         if self._kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": []} | self._logprobs(self._scored)
 
 
 _PREFIX = {"reasoning": "rs", "text": "msg", "call": "fc"}
@@ -197,7 +199,7 @@ def _items_of(answer: Answer) -> Iterator[_Item]:
     )
     for part in parts_of(ChatDelta(reasoning=answer.reasoning, text=answer.text, tool_calls=calls)):
         item = _Item(part)
-        item.continued(part.text)
+        item.continued(part.text, answer.text_logprobs)
         yield item
 
 
@@ -225,6 +227,7 @@ def _frame(body: ResponsesBody, model: str) -> dict[str, Any]:
         "text": {"format": {"type": "text"}} | (body.text or {}),
         "tool_choice": body.tool_choice or "auto",
         "tools": body.functions,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -232,13 +235,12 @@ def _frame(body: ResponsesBody, model: str) -> dict[str, Any]:
 
 
 def _usage(usage: Usage | None) -> dict[str, Any] | None:
-    """Tokens of the thinking are among the output's; how many they are is not counted."""
     if usage is None:
         return None
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }

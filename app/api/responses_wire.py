@@ -15,7 +15,7 @@ from app.api.body import MAX_MESSAGES, Count, Many, invalid
 from app.api.conversation import tool_choice_of, tools_of
 from app.api.errors import echo
 from app.api.grammars import grammar_of
-from app.api.protocol import Finite, Penalty, greedy_at_zero, token_limit
+from app.api.protocol import MAX_LOGPROBS, Finite, Penalty, greedy_at_zero, token_limit
 from app.chat.types import (
     ChatRequest,
     Effort,
@@ -50,7 +50,7 @@ class ResponsesBody(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     include: Many[str] | None = None
     tools: Many[dict[str, Any]] | None = None
     tool_choice: Any = None
@@ -98,8 +98,6 @@ class ResponsesBody(BaseModel):
                 )
         if self.background:
             raise invalid("background", "an answer is given at once here; leave it out.")
-        if self.top_logprobs or "message.output_text.logprobs" in (self.include or ()):
-            raise invalid("top_logprobs", "log-probabilities are given by /v1/chat/completions alone.")
 
     def _instructions(self) -> Iterator[Message]:
         if self.instructions:
@@ -115,9 +113,14 @@ class ResponsesBody(BaseModel):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             seed=None if self.seed is None or self.seed < 0 else self.seed,
+            logprobs=self._num_logprobs(),
             grammar=self._grammar(),
             grammar_param="text.format",
         )
+
+    def _num_logprobs(self) -> int | None:
+        is_asked = bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
+        return (self.top_logprobs or 0) if is_asked else None
 
     def _grammar(self) -> GrammarSpec | None:
         """`text.format` is `response_format` without its inner box."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from app.api.chat import chat_router
@@ -34,7 +34,7 @@ from app.errors import AppError
 __all__ = ["LOOPBACK_HOSTS", "Charging", "Keyring", "Limits", "Metrics", "Shelf", "install"]
 
 _log = logging.getLogger("fireside.api")
-_OUR_FOLDERS = ("/v1/", "/api/")
+_OUR_FOLDERS = ("/v1", "/api")
 _ANY = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
@@ -84,28 +84,38 @@ def install(
     describe(app)
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(
-        Guard, keys=keys, limits=limits, is_api=lambda scope: _is_api(served, scope), refused=metrics.refused
-    )
-    app.add_middleware(Door, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+
+    def is_api(scope: Scope) -> bool:
+        return _is_api(served, scope)
+
+    app.add_middleware(Guard, keys=keys, limits=limits, is_api=is_api, refused=metrics.refused)
+    app.add_middleware(Door, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins, is_api=is_api)
 
 
 def _refuse_the_rest(app: FastAPI, served: Sequence[BaseRoute]) -> None:
-    """Own every path under /v1 and /api, so that a mistyped one gets our error and not the page's."""
+    """Own every path under /v1 and /api, and ours elsewhere with whatever method, so that a mistyped request gets our
+    error and not the page's."""
 
-    @app.api_route("/v1/{path:path}", methods=_ANY, include_in_schema=False)
-    @app.api_route("/api/{path:path}", methods=_ANY, include_in_schema=False)
-    async def unknown(request: Request, path: str) -> Response:
+    async def refuse(request: Request) -> Response:
         allowed = _methods_of(served, request)
-        return error_response(_wrong_method(request, allowed) if allowed else _unknown_path(request), request.url.path)
+        reply = error_response(_wrong_method(request, allowed) if allowed else _unknown_path(request), request.url.path)
+        if allowed:
+            reply.headers["Allow"] = ", ".join(sorted(allowed))
+        return reply
+
+    paths = [path for folder in _OUR_FOLDERS for path in (folder, f"{folder}/{{path:path}}")]
+    for path in [*paths, *sorted({route.path for route in served if isinstance(route, Route)})]:
+        app.add_route(path, refuse, methods=_ANY, include_in_schema=False)
 
 
 def _is_api(served: Sequence[BaseRoute], scope: Scope) -> bool:
     """Ours, or a mistyped path of ours; the rest is the page's."""
     if scope["type"] != "http":
         return False
-    is_ours = scope["path"].startswith(_OUR_FOLDERS) or scope["path"] == "/openapi.json"
-    return is_ours or any(route.matches(scope)[0] is not Match.NONE for route in served)
+    first = f"/{scope['path'].split('/')[1]}"
+    return first in (*_OUR_FOLDERS, "/openapi.json") or any(
+        route.matches(scope)[0] is not Match.NONE for route in served
+    )
 
 
 def _methods_of(served: Sequence[BaseRoute], request: Request) -> set[str]:
@@ -120,13 +130,11 @@ def _wrong_method(request: Request, allowed: set[str]) -> AppError:
 
 
 def _unknown_path(request: Request) -> AppError:
-    path = echo(request.url.path)
-    return AppError(
-        404,
-        "not_found",
-        f"Nothing is served at {path}.",
-        hint="The API has /v1/models, /v1/chat/completions and /v1/completions.",
-    )
+    path = request.url.path
+    hint = "The API has /v1/models, /v1/chat/completions and /v1/completions."
+    if path.startswith("/v1/v1"):
+        hint = "The client adds /v1 to its base URL by itself: leave it out there."
+    return AppError(404, "not_found", f"Nothing is served at {echo(path)}.", hint=hint)
 
 
 async def _app_error(request: Request, error: Exception) -> Response:

@@ -53,6 +53,10 @@ class AnswerText:
         return self._text.stopped_by
 
     @property
+    def is_thinking(self) -> bool:
+        return self._channels is not None and self._channels.is_thinking
+
+    @property
     def is_over(self) -> bool:
         """It ends here, whatever the engine would say next."""
         return self._text.stopped_by is not None or self._has_its_call
@@ -60,12 +64,12 @@ class AnswerText:
     def feed(self, token_id: int) -> Spoken:
         return self._pass_on(self._text.feed(token_id))
 
-    def finish(self) -> Spoken:
-        """What was held back, now that nothing follows."""
+    def finish(self, *, is_cut: bool = False) -> Spoken:
+        """What was held back, now that nothing follows. `is_cut`: max_tokens or the context ended it."""
         if self._has_its_call:
             return _NOTHING
         spoken = self._pass_on(self._text.finish())
-        piece = self._channels.finish() if self._channels else Piece()
+        piece = self._channels.finish(is_cut=is_cut) if self._channels else Piece()
         told = self._tell_calls(piece.content)
         found = self._calls.finish() if self._calls else Found()
         return Spoken(

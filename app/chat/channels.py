@@ -52,9 +52,16 @@ class Channels:
             piece += _STEPS[before](self)
         return piece
 
-    def finish(self) -> Piece:
-        """What was held back, now that nothing follows: half a tag was no tag."""
+    @property
+    def is_thinking(self) -> bool:
+        return self._state in (_State.THINK_BEGIN, _State.THINK)
+
+    def finish(self, *, is_cut: bool = False) -> Piece:
+        """What was held back, now that nothing follows: half a tag was no tag, unless the answer was cut in it."""
         held, self._held = self._held, ""
+        tag = self._tags.closing if self.is_thinking else self._tags.opening
+        if is_cut:
+            held = held[: len(held) - _begun(tag, held)]
         return Piece(reasoning=held) if self._state in (_State.THINK_BEGIN, _State.THINK) else Piece(content=held)
 
     def _begin(self) -> Piece:

@@ -58,6 +58,7 @@ class TurnRecord:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     ttft_s: float | None = None
     total_s: float = 0.0
     times: RequestTimes | None = None
@@ -171,6 +172,7 @@ class ChatService:
                     continue
                 self._count(turn, event)
                 spoken = said.take_in(event, job.answer)
+                turn.reasoning_tokens += job.answer.is_thinking
                 if event.finish_reason is not None or job.answer.is_over:
                     turn.reason = "stop" if job.answer.is_over else _ending(event.finish_reason)
                     break
@@ -252,7 +254,7 @@ class _Said:
     def last_delta(self, turn: TurnRecord, spoken: Spoken, job: Job) -> ChatDelta:
         if job.says_nothing:
             return _last_of_nothing(turn, self.delta(Spoken()))
-        rest = job.answer.finish()
+        rest = job.answer.finish(is_cut=turn.reason == "length")
         whole = Spoken(spoken.content + rest.content, spoken.reasoning + rest.reasoning, (*spoken.calls, *rest.calls))
         return replace(
             self.delta(whole),
@@ -287,6 +289,7 @@ def _usage(turn: TurnRecord) -> Usage:
         prompt_tokens=turn.prompt_tokens,
         completion_tokens=turn.completion_tokens,
         cached_tokens=turn.cached_tokens,
+        reasoning_tokens=turn.reasoning_tokens,
     )
 
 

@@ -172,9 +172,15 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
+    """
+    cached_tokens     of the prompt's, those that came from the prefix cache
+    reasoning_tokens  of the completion's, those of its thinking
+    """
+
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -9,7 +9,10 @@ from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.ui.chat_tab import ChatTab
@@ -51,7 +54,10 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource) -> None:
         app,
         _build(service, status),
         path="/",
-        app_kwargs={"middleware": [Middleware(_SecurityHeaders)]},
+        app_kwargs={
+            "middleware": [Middleware(_SecurityHeaders)],
+            "exception_handlers": {404: _not_found},
+        },
         favicon_path=str(_HERE / "favicon.png"),
         footer_links=[],
         run_history=False,
@@ -63,6 +69,16 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource) -> None:
         css_paths=_HERE / "style.css",
         js=(_HERE / "page.js").read_text(encoding="utf-8"),
     )
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """As the endpoint says it, for clients with a mistyped address; what Gradio has to say of its own parts stays."""
+    assert isinstance(error, HTTPException)
+    if error.detail != "Not Found":
+        return JSONResponse({"detail": error.detail}, 404)
+    message = f"Nothing is served at {request.url.path[:200]}. The endpoint is at /v1."
+    body = {"message": message, "type": "invalid_request_error", "param": None, "code": "not_found"}
+    return JSONResponse({"error": body}, 404, {"x-should-retry": "false"})
 
 
 def _build(service: Answerer, status: StatusSource) -> gr.Blocks:

@@ -22,6 +22,7 @@ from app.api.body import _explained
 from app.api.errors import anthropic_body, body_for, error_body
 from app.errors import AppError
 from tests.clients.stage import Stage, model_folder
+from tests.fakes import FakeHealth
 
 _PATIENCE_S = 200.0
 _MAX_MESSAGE = 1200
@@ -254,6 +255,7 @@ def _play(stage: Stage, http: httpx.Client, num_examples: int) -> None:
         body = copy.deepcopy(good)
         for name in data.draw(st.lists(st.sampled_from([*names, "unknown"]), min_size=1, max_size=3)):
             body[name] = data.draw(VALUES)
+        stage.house.shelf.now = FakeHealth()  # whatever the request before has unloaded
         reply = http.post(path, content=_json(body))
         if reply.status_code != 200:
             refused(reply, path)

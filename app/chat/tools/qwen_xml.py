@@ -12,6 +12,7 @@ from app.chat.tools.found import Finds
 from app.chat.tools.grammar import Lark, alternatives, literal, properties_of, required_of
 from app.chat.tools.json_calls import loaded
 from app.chat.tools.source import Source, Steps, first_of, live_size
+from app.chat.tools.tagged_json import skip_closing
 from app.chat.types import ToolSpec
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -45,9 +46,7 @@ class QwenXml(ToolFormat):
         finds.begin(name)
         yield from _read_parameters(source, finds, _types(tools.get(name)))
         for end in (_END_FUNCTION, _CLOSE):
-            gap = yield from source.blanks()
-            if not (yield from source.skip(end)):
-                source.put_back(gap)
+            yield from skip_closing(source, end)
         return True
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
@@ -88,7 +87,9 @@ def _read_parameters(source: Source, finds: Finds, types: Mapping[str, frozenset
         copy = _copy_text if types.get(key) == _STRING else _copy_value
         if not (yield from copy(source, finds)):
             return
-    if not (source.is_over and _is_cut(source.rest.strip())):
+    if source.is_over and _is_cut(source.rest.strip()):
+        source.take(len(source.rest))
+    else:
         finds.arguments("{}" if lead == "{" else "}")
 
 

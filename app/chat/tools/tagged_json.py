@@ -93,9 +93,14 @@ def read_list_or_call(source: Source, finds: Finds, names: frozenset[str] | None
 
 
 def skip_closing(source: Source, closing: str) -> Steps[None]:
-    """Take the closing tag where it comes; a call that is whole without it is one."""
+    """Take the closing tag where it comes, or the half of it that an answer breaks off in; a call that is whole without
+    it is one."""
     blanks = yield from source.blanks()
-    if not (closing and (yield from source.skip(closing))):
+    if closing and (yield from source.skip(closing)):
+        return
+    if source.rest and closing.startswith(source.rest):  # more would have come
+        source.take(len(closing))
+    else:
         source.put_back(blanks)
 
 

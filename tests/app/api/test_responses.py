@@ -122,8 +122,7 @@ def test_tools_choices_effort_and_form() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": "hot"}, "temperature"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
@@ -162,6 +161,7 @@ async def test_a_whole_response(house: House) -> None:
     assert (thinking["type"], thinking["content"][0]["text"], thinking["summary"]) == ("reasoning", "hm", [])
     assert (message["type"], message["role"], message["content"][0]["text"]) == ("message", "assistant", "Hello")
     assert said["usage"]["input_tokens_details"] == {"cached_tokens": 4} and said["usage"]["output_tokens"] == 23
+    assert said["usage"]["output_tokens_details"] == {"reasoning_tokens": len(">hm</think")}
     assert (said["store"], said["previous_response_id"], said["metadata"]) == (False, None, {"a": "1"})
     cut = (await send(house, max_output_tokens=20)).json()
     assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -185,6 +185,23 @@ async def test_a_streamed_response_adds_continues_and_finishes_each_item_in_turn
     assert whole["output"] == done and whole["id"] == told[0][1]["response"]["id"]
     text = "".join(data["delta"] for name, data in told if name == "response.output_text.delta")
     assert text == "Hello" == whole["output"][1]["content"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_top"),
+    [({"include": ["message.output_text.logprobs"]}, 0), ({"top_logprobs": 2}, 2)],
+)
+async def test_each_token_of_the_text_has_its_log_probability_whole_and_streamed(
+    house: House, fields: dict[str, Any], num_top: int
+) -> None:
+    whole = (await send(house, **fields)).json()["output"][1]["content"][0]["logprobs"]
+    told = named_events(await send(house, stream=True, **fields))
+    assert "".join(entry["token"] for entry in whole) == "Hello"
+    assert all(len(entry["top_logprobs"]) == num_top and entry["logprob"] < 0 for entry in whole)
+    deltas = [data["logprobs"] for name, data in told if name == "response.output_text.delta"]
+    (done,) = [data["logprobs"] for name, data in told if name == "response.output_text.done"]
+    assert [entry for delta in deltas for entry in delta] == whole == done
+    assert told[-1][1]["response"]["output"][1]["content"][0]["logprobs"] == whole
 
 
 def test_calls_are_items_of_their_own_whole_and_streamed() -> None:

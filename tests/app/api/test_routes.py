@@ -1,6 +1,7 @@
 """The routes: shapes of answers, errors and headers, as api-contract says them."""
 
 import asyncio
+import gzip
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from engine.errors import BadRequest, EngineClosed, EngineDied, TooManyRequests
 from engine.types import EngineStats, FinishReason, GrammarKind, GrammarSpec
 from tests.app.api.answers import error_of, events
 from tests.app.api.house import USER, House
-from tests.fakes import EOS, FakeHealth, Script, byte_model_folder, ids
+from tests.fakes import EOS, FakeHealth, Script, byte_model_folder, ids, model_info
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,7 @@ async def test_a_whole_chat_answer(house: House) -> None:
         "completion_tokens": 6,
         "total_tokens": prompt + 6,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert body["timings"]["prompt_n"] == prompt - 4 and body["timings"]["cache_n"] == 4
     assert body["timings"]["predicted_per_second"] == 5 / 4.0
@@ -122,6 +124,34 @@ async def test_paths_without_v1_and_bodies_without_a_type_are_served(house: Hous
     headers = {"content-type": "application/x-www-form-urlencoded", "authorization": "Bearer "}
     response = await house.ask("POST", "/chat/completions", content=content, headers=headers)
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1//chat/completions", "//v1/chat/completions//"])
+async def test_slashes_where_a_base_url_meets_a_path_do_not_matter(house: House, path: str) -> None:
+    response = await house.ask("POST", f"http://localhost:8000{path}", json={"messages": [USER]})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/api/tags", "/v1/models/fake-model"])
+async def test_head_answers_as_get_does(house: House, path: str) -> None:
+    head, get = [await house.ask(method, path) for method in ("HEAD", "GET")]
+    assert (head.status_code, head.headers["content-type"]) == (200, get.headers["content-type"])
+
+
+async def test_a_body_with_a_byte_order_mark_is_read(house: House) -> None:
+    content = json.dumps({"messages": [USER]}).encode("utf-8-sig")
+    assert (await house.ask("POST", "/v1/chat/completions", content=content)).status_code == 200
+
+
+async def test_a_piece_of_a_call_comes_alone_in_its_chunk(folder: Path) -> None:
+    """Some clients take only the first piece of a call from a chunk."""
+    word = '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    tool = {"type": "function", "function": {"name": "look"}}
+    house = House(byte_model_folder(folder / "words", words=[word]), Script(token_ids=[259]))
+    house.source.model.info = model_info(max_model_len=1000)
+    chunks = events(await house.chat(stream=True, tools=[tool]))[:-1]
+    (pieces,) = [delta["tool_calls"] for c in chunks if "tool_calls" in (delta := c["choices"][0]["delta"])]
+    assert [piece["function"] for piece in pieces] == [{"name": "look", "arguments": '{"at": 1}'}]
 
 
 # Errors
@@ -209,10 +239,26 @@ async def test_a_fault_of_ours_tells_no_secrets_and_is_logged(
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/health", 405),
+        ("DELETE", "/tokenize", 405),
+        ("PUT", "/props", 405),
+        ("GET", "/v1", 404),
+        ("POST", "/v1/v1/messages", 404),
     ],
 )
 async def test_unknown_paths_and_methods_have_the_same_shape(house: House, method: str, path: str, status: int) -> None:
-    error_of(await house.ask(method, path), status)
+    response = await house.ask(method, path)
+    if path.startswith("/v1/v1"):
+        assert "leave it out there" in response.json()["error"]["message"]
+    else:
+        error_of(response, status)
+    assert (status == 405) == bool(response.headers.get("allow"))
+
+
+async def test_a_packed_body_is_told_apart_from_a_broken_one(house: House) -> None:
+    packed = gzip.compress(json.dumps({"messages": [USER]}).encode())
+    headers = {"content-encoding": "gzip"}
+    error = error_of(await house.ask("POST", "/v1/chat/completions", content=packed, headers=headers), 415)
+    assert error["code"] == "unsupported_encoding" and "gzip" in error["message"]
 
 
 async def test_a_body_beyond_all_reason_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +402,14 @@ async def test_pages_of_elsewhere_may_not(house: House, origin: str) -> None:
         response = await house.ask(method, path, headers={"origin": origin})
         assert error_of(response, 403)["code"] == "origin_not_allowed"
         assert "access-control-allow-origin" not in response.headers
+
+
+async def test_options_needs_no_origin_and_says_what_may_be_sent(house: House) -> None:
+    for headers in ({}, {"origin": "http://localhost:5173"}):
+        response = await house.ask("OPTIONS", "/v1/chat/completions", headers=headers)
+        assert response.status_code == 204 and "POST" in response.headers["allow"]
+        sent = response.headers["access-control-allow-headers"].lower()
+        assert all(name in sent for name in ("authorization", "content-type", "x-api-key"))
 
 
 async def test_a_page_that_we_served_ourselves_may_call_under_whatever_name(folder: Path) -> None:

@@ -38,6 +38,20 @@ def test_tag_split_at_every_place_gives_the_same_channels(text: str, opened: boo
         assert run([text[:cut], text[cut:]], opened) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "opened", "expected"),
+    [
+        ("<th", False, Piece()),
+        ("<think>hm </thi", False, Piece("hm ", "")),
+        ("hm</think", True, Piece("hm", "")),
+        ("1 <", False, Piece("", "1 <")),
+    ],
+)
+def test_of_half_a_tag_in_which_an_answer_is_cut_nothing_is_seen(text: str, opened: bool, expected: Piece) -> None:
+    channels = Channels(opened=opened)
+    assert channels.feed(text) + channels.finish(is_cut=True) == expected
+
+
 def test_text_comes_as_soon_as_it_is_certain() -> None:
     channels = Channels()
     assert channels.feed("<think>one <") == Piece("one", "")

@@ -60,6 +60,12 @@ def test_routes_that_were_there_before_still_answer(client: TestClient) -> None:
     assert client.get("/v1/models").json() == {"object": "list"}
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_mistyped_address_is_told_as_the_endpoint_tells_it(client: TestClient, method: str) -> None:
+    reply = client.request(method, "/v2/chat/completions")
+    assert reply.status_code == 404 and reply.json()["error"]["code"] == "not_found"
+
+
 def test_the_status_route_gives_the_snapshot(client: TestClient) -> None:
     assert client.get("/ui/status").json() == {
         "model_id": "tiny",
