@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from app.chat.service import ChatService
-    from app.models.manager import ModelManager, ModelStatus
+    from app.models.manager import ModelManager
+    from app.models.status import ModelStatus
     from app.page_slot import PageSlot
 
 _log = logging.getLogger("fireside")

@@ -42,6 +42,11 @@ class Settings:
     ssl_certfile ...        HTTPS with this certificate, or with one that Fireside makes
     model_alias             further names of models: (name, what --model takes)
     model_fallback          an unknown name in a request means the model in hand
+    load_on_request         a request that names a model which is not loaded has it loaded
+    max_models              that are in memory at once
+    idle_timeout            seconds after which a model that nobody uses is let go of; None keeps it
+    drain_timeout           seconds that answers of a model may go on which another one is to take the place of
+    step_timeout            seconds without the end of a step after which an engine counts as hung
     sources                 for each of the above, where its value came from ("flag --port", "default", ...)
     """
 
@@ -72,6 +77,11 @@ class Settings:
     ssl_self_signed: bool
     model_alias: tuple[tuple[str, str], ...]
     model_fallback: bool
+    load_on_request: bool
+    max_models: int
+    idle_timeout: float | None
+    drain_timeout: float
+    step_timeout: float | None
     log_level: str
     sources: Mapping[str, str]
 
@@ -448,6 +458,45 @@ TABLE: tuple[Setting, ...] = (
         help="answer requests for an unknown model with the one in hand",
         default_text="refused with a 404",
         takes="nothing",
+    ),
+    Setting(
+        name="load_on_request",
+        default=True,
+        read=_switch,
+        allowed="true or false",
+        help="refuse requests for a model that is not loaded",
+        default_text="a request loads the model that it names, if it is on this machine",
+        takes="nothing",
+    ),
+    Setting(
+        name="max_models",
+        default=3,
+        read=_whole(1),
+        allowed="a whole number, 1 or more",
+        help="models in memory at once, where they fit; the one that was used longest ago makes room",
+    ),
+    Setting(
+        name="idle_timeout",
+        default=None,
+        read=_number(0.0),
+        allowed="a number of seconds above 0",
+        help="seconds after which a model that nobody uses gives its memory back; the next request loads it again",
+        default_text="it stays",
+    ),
+    Setting(
+        name="drain_timeout",
+        default=30.0,
+        read=_number(math.nextafter(0.0, -1.0)),
+        allowed="a number of seconds, 0 or more",
+        help="seconds that answers may go on when another model needs their model's place",
+    ),
+    Setting(
+        name="step_timeout",
+        default=None,
+        read=_number(0.0),
+        allowed="a number of seconds above 0",
+        help="seconds without the end of a step after which an engine counts as hung and is started anew",
+        default_text="600 on a CPU, 120 on a GPU",
     ),
     Setting(
         name="log_level",

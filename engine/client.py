@@ -7,6 +7,7 @@ has taken ends with exactly one last event or failure, or with the child; nothin
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -40,6 +41,7 @@ from engine.types import ORDINARY, EngineStats, MemoryReport, ModelInfo, Samplin
 _T = TypeVar("_T")
 OnLoading = Callable[[str, float], None]
 
+_LAST_WORDS_S = 0.3  # what a child that hangs is given to write into its log where it hangs
 _GRACE_S = 1.0  # what a child is given to end by itself, and again after it was told to terminate
 _EXIT_S = 5.0  # from closing its pipe to the end of the process (a driver may have to be torn down)
 
@@ -52,7 +54,7 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
         self._ended = asyncio.Event()
-        self._death: EngineError | None = None  # why nothing can be asked any more
+        self._death: asyncio.Future[EngineError] = self._loop.create_future()  # why nothing can be asked any more
         self._queues: dict[str, asyncio.Queue[TokenEvent | EngineError]] = {}
         self._resizes: dict[str, asyncio.Future[MemoryReport]] = {}
         self._num_resizes = 0
@@ -70,13 +72,16 @@ class EngineClient:
         *,
         on_loading: OnLoading | None = None,
         load_runner: str = MODEL_RUNNER,
+        log_path: str | None = None,
     ) -> "EngineClient":
         """Spawn the child and wait until the model is loaded; `on_loading(stage, fraction)` follows it.
+
+        log_path  file to which all that the child writes is appended; None leaves it where ours goes
 
         Raises what the load raised (UnsupportedModel, BadCheckpoint, OutOfMemory, ...), EngineDied if the child ended.
         Cancelling the call ends the child.
         """
-        client = cls(Start(config, load_runner), on_loading)
+        client = cls(Start(config, load_runner, log_path), on_loading)
         try:
             await asyncio.shield(client._ready)
         except BaseException:
@@ -100,7 +105,7 @@ class EngineClient:
     @property
     def is_alive(self) -> bool:
         """False once the child has ended or was told to."""
-        return self._death is None
+        return not self._death.done()
 
     @property
     def stats(self) -> EngineStats:
@@ -157,9 +162,24 @@ class EngineClient:
         finally:
             del self._resizes[request_id]
 
+    async def until_ended(self) -> EngineError:
+        """Wait until nothing can be asked any more, and say why: EngineClosed where it was closed."""
+        return await asyncio.shield(self._death)
+
+    def give_up(self, why: str) -> None:
+        """End a child that hangs: everybody gets EngineDied with these words, and the child is killed.
+
+        Just before, it writes into its log where each of its threads stands (not on Windows).
+        """
+        self._die(EngineDied(why))
+        if sys.platform != "win32" and self._process.pid is not None and not self._ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGUSR1)
+        self._loop.call_later(_LAST_WORDS_S, self._process.kill)
+
     async def close(self) -> None:
         """End the child, within about two seconds whatever it does. Who still waits gets EngineClosed."""
-        if self._death is None:
+        if self.is_alive:
             is_loading = not self._ready.done()
             self._die(EngineClosed("The model was unloaded or Fireside is ending."))
             if is_loading:
@@ -173,8 +193,9 @@ class EngineClient:
         await self._ended.wait()
 
     def _check_open(self, request_id: str) -> None:
-        if self._death is not None:
-            raise type(self._death)(self._death.message)
+        if self._death.done():
+            death = self._death.result()
+            raise type(death)(death.message)
         if request_id in self._queues or request_id in self._leaving:
             raise BadRequest(f"request id {request_id!r} is in use by a request that has not ended.")
 
@@ -253,9 +274,9 @@ class EngineClient:
 
     def _die(self, reason: EngineError) -> None:
         """Nothing can be asked from now on. The first reason is the one that everybody gets."""
-        if self._death is not None:
+        if self._death.done():
             return
-        self._death = reason
+        self._death.set_result(reason)
         if not self._ready.done():
             self._ready.set_exception(reason)
             self._ready.exception()  # seen: a load that nobody waits for any more is not worth a warning

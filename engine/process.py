@@ -4,6 +4,7 @@ Imports nothing heavy at the top: the parent imports this file to spawn it. The 
 imported inside the child, so that tests can bring one without torch.
 """
 
+import faulthandler
 import importlib
 import logging
 import os
@@ -30,10 +31,14 @@ _STATS_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a child is told. `load_runner` is "module:function", called with (config, on_progress)."""
+    """What a child is told. `load_runner` is "module:function", called with (config, on_progress).
+
+    log_path  file to which all that it writes is appended; None leaves it where the parent's goes
+    """
 
     config: EngineConfig
     load_runner: str
+    log_path: str | None = None
 
 
 class _Wake:
@@ -43,6 +48,8 @@ class _Wake:
 def main(start: Start, inbox: Connection, outbox: Connection) -> None:
     """Run until Shutdown or until the parent is gone. Exits with 1 after a fault."""
     environment.prepare()
+    if start.log_path is not None:
+        _write_into(start.log_path)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides when we end
     if sys.platform != "win32":  # the parent blocked it until here; what we start ourselves should not inherit that
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -55,6 +62,7 @@ def main(start: Start, inbox: Connection, outbox: Connection) -> None:
     except (BrokenPipeError, ConnectionResetError):
         raise SystemExit(1) from None  # the parent has closed its end: nobody is left to tell
     except EngineError as error:
+        _log.info("The load was refused: %s", error.message)
         outbox.send(Failed(None, error.code, error.message))
         raise SystemExit(1) from None
     except Exception as fault:
@@ -62,6 +70,19 @@ def main(start: Start, inbox: Connection, outbox: Connection) -> None:
         message = f"The engine stopped after a fault of its own: {type(fault).__name__}: {fault}"
         outbox.send(Failed(None, EngineDied.code, message))
         raise SystemExit(1) from None
+
+
+def _write_into(log_path: str) -> None:
+    """Have all that this process writes appended there, by C libraries too, and what it did last when it crashes."""
+    file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("engine").setLevel(logging.INFO)
+    faulthandler.enable()
+    if sys.platform != "win32":
+        faulthandler.register(signal.SIGUSR1)  # how the parent asks where a process that hangs stands
 
 
 def _receive(inbox: Connection, requests: queue.SimpleQueue[ToChild | _Wake]) -> None:
@@ -74,12 +95,14 @@ def _receive(inbox: Connection, requests: queue.SimpleQueue[ToChild | _Wake]) ->
 
 
 def _load(start: Start, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Connection) -> Engine:
+    _log.info("Process %d loads %s.", os.getpid(), start.config)
     outbox.send(Loading("starting", 0.0))
     module, _, function = start.load_runner.partition(":")
     load_runner = getattr(importlib.import_module(module), function)
     runner = load_runner(start.config, lambda stage, fraction: outbox.send(Loading(stage, fraction)))
     engine = Engine(runner, start.config, on_compiled=lambda: requests.put(_Wake()))
     environment.settle_collector()
+    _log.info("Ready: %s, %s", runner.info, runner.memory)
     outbox.send(Ready(runner.info, runner.memory))
     return engine
 

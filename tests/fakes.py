@@ -6,7 +6,8 @@ With `byte_model_folder`, token id = byte, so a test writes an answer as text an
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -247,14 +248,15 @@ class FakeSource:
     gate: asyncio.Event | None = None
     failure: AppError | None = None
 
-    async def acquire(self, model: str) -> FakeModel:
+    @asynccontextmanager
+    async def lease(self, model: str) -> AsyncIterator[FakeModel]:
         if self.gate is not None:
             await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         if model not in ("", self.model.id):
             raise AppError(404, "model_not_found", f"There is no model {model[:200]!r}.", param="model")
-        return self.model
+        yield self.model
 
 
 @dataclass(kw_only=True)
@@ -277,6 +279,7 @@ class FakeHealth:
     model: str = "fake-model"
     detail: str = ""
     fraction: float | None = None
+    seconds_left: float | None = None
 
 
 @dataclass
@@ -321,9 +324,16 @@ class FakeShelf:
         self.asked.append(f"load {name}")
         self.now = FakeHealth(state="loading", model=name)
 
-    async def unload(self) -> None:
-        self.asked.append("unload")
+    async def unload(self, name: str) -> None:
+        self.asked.append(f"unload {name}")
         self.now = FakeHealth(state="empty", model="")
+
+    def statuses(self) -> Sequence[FakeHealth]:
+        return [self.now] if self.now.model else []
+
+    async def log_lines(self, name: str, num_lines: int) -> tuple[str, list[str]]:
+        self.check(name or self.now.model)
+        return name or self.now.model, ["one", "two", "three"][-num_lines:]
 
     def memory(self) -> MemoryReport:
         if not self.now.model:

@@ -24,6 +24,7 @@ def health_router(shelf: Shelf, metrics: Metrics, version: str) -> APIRouter:
             "state": now.state,
             "model": now.model,
             "detail": now.detail,
+            "seconds_left": now.seconds_left,
             "last_step_age_s": stats.last_step_age_s if stats else 0.0,
         }
 

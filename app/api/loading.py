@@ -1,13 +1,13 @@
-"""POST /models/load, /models/unload, GET /models/sse: which model is in hand, as llama.cpp's router has it.
+"""POST /models/load, /models/unload, GET /models/sse, as llama.cpp's router has them; GET /logs: what engines wrote.
 
 A load is begun and not waited for: GET /models, or the events, tell when it is done.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import StreamingResponse
 
@@ -19,6 +19,7 @@ from app.api.models import Health, Shelf
 
 _LOOK_EVERY_S = 0.25
 _LOOKS_TO_KEEP_ALIVE = 40
+_MOST_LINES = 2000
 _WORDS = {"ready": "loaded", "loading": "loading"}
 
 
@@ -33,11 +34,10 @@ def loading_router(shelf: Shelf) -> APIRouter:
 
     @router.post("/models/load", openapi_extra=body_schema(ModelBody))
     async def load(request: Request) -> dict[str, bool]:
-        """Begin to load; a model that is loaded or loading already is left as it is."""
+        """Begin to load; it is the model in hand from now on."""
         name = (await read_body(request, ModelBody)).model
         shelf.check(name)
-        if not shelf.holds(name):
-            shelf.load(name)
+        shelf.load(name)
         return {"success": True}
 
     @router.post("/models/unload", openapi_extra=body_schema(ModelBody))
@@ -45,30 +45,36 @@ def loading_router(shelf: Shelf) -> APIRouter:
         """Returns when the memory is free again."""
         name = (await read_body(request, ModelBody)).model
         if not shelf.holds(name):
-            raise invalid("model", f"{echo(name)} is not loaded; in hand is {shelf.health().model or 'no model'}.")
-        await shelf.unload()
+            in_memory = ", ".join(status.model for status in shelf.statuses()) or "no model"
+            raise invalid("model", f"{echo(name)} is not loaded; in hand is {in_memory}.")
+        await shelf.unload(name)
         return {"success": True}
 
     @router.get("/models/sse")
     async def events() -> Response:
         return StreamingResponse(_events(shelf), media_type=SSE_TYPE, headers={"Cache-Control": "no-cache"})
 
+    @router.get("/logs")
+    async def logs(model: str = "", lines: Annotated[int, Query(ge=1, le=_MOST_LINES)] = 200) -> dict[str, Any]:
+        """What the engine of a model (without a name, of the one in hand) wrote last, and when it ended."""
+        model_id, found = await shelf.log_lines(model, lines)
+        return {"model": model_id, "lines": found}
+
     return router
 
 
 async def _events(shelf: Shelf) -> AsyncIterator[bytes]:
-    """The state now, then every change of it, until Fireside ends."""
-    model, num_looks = "", 0
-    told: dict[str, Any] = {}
+    """The state of each model now, then every change of it, until Fireside ends."""
+    num_looks = 0
+    told: dict[str, dict[str, Any]] = {}
     while not shelf.is_closed:
-        now = shelf.health()
-        if model and model != now.model:
+        now = {status.model: _status(status) for status in shelf.statuses()}
+        for model in told.keys() - now.keys():
             yield sse(_event(model, {"status": "unloaded"}))
-            told = {}
-        status = _status(now)
-        if now.model and status != told:
-            yield sse(_event(now.model, status))
-        model, told, num_looks = now.model, status, num_looks + 1
+        for model, status in now.items():
+            if status != told.get(model):
+                yield sse(_event(model, status))
+        told, num_looks = now, num_looks + 1
         if num_looks % _LOOKS_TO_KEEP_ALIVE == 0:
             yield b": keep-alive\n\n"
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -53,6 +53,7 @@ class Health(Protocol):
     model     id of the model in hand, or the one that is loading; "" where there is none
     detail    one line for people: the stage of the load, or why it failed
     fraction  0 to 1 of that stage; None where it cannot be known
+    seconds_left  until it can answer; None where it cannot be told
     """
 
     @property
@@ -63,13 +64,22 @@ class Health(Protocol):
     def detail(self) -> str: ...
     @property
     def fraction(self) -> float | None: ...
+    @property
+    def seconds_left(self) -> float | None: ...
 
 
 class Shelf(Protocol):
-    """What models there are and how the one in hand is. Asked on the event loop, so these answer from memory."""
+    """What models there are and how those in memory are. Asked on the event loop, so these answer from memory."""
 
     def cards(self) -> Sequence[ModelCard]: ...
-    def health(self) -> Health: ...
+    def health(self) -> Health:
+        """Of the model in hand."""
+        ...
+
+    def statuses(self) -> Sequence[Health]:
+        """Of every model that is loaded, loading or failed."""
+        ...
+
     def check(self, name: str) -> None:
         """Raises AppError (404, with what there is) where no model can go by this name."""
         ...
@@ -80,15 +90,19 @@ class Shelf(Protocol):
         ...
 
     def holds(self, name: str) -> bool:
-        """Whether `name` means the model in hand or the one that is loading; "" does."""
+        """Whether `name` means a model that is loaded or loading; "" the one in hand."""
         ...
 
     def load(self, name: str) -> None:
-        """Begin to bring this model in hand; the one in hand goes first."""
+        """Begin to bring this model in hand, fetched first where needed; others go where there is no room beside."""
         ...
 
-    async def unload(self) -> None:
-        """Let go of the model in hand."""
+    async def unload(self, name: str) -> None:
+        """Let go of it; returns when its memory is free."""
+        ...
+
+    async def log_lines(self, name: str, num_lines: int) -> tuple[str, list[str]]:
+        """The id of a model ("" the one in hand) and the last lines of its engine's log. Raises AppError (404)."""
         ...
 
     def memory(self) -> MemoryReport:

@@ -103,8 +103,7 @@ class ChatService:
         """The answer to a conversation. The first delta is empty and says that the request is accepted: the model is
         ready, the prompt is made and fits, a grammar is compiled. Raises AppError, before it or (the engine's fault)
         after."""
-        async with self._turn(request.request_id, request.model) as turn:
-            model = await self._source.acquire(request.model)
+        async with self._turn(request) as turn, self._source.lease(request.model) as model:
             turn.model = model.id
             text = await self._texts.of(model.folder)
             job = await chat_job(request, model, text)
@@ -114,8 +113,7 @@ class ChatService:
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[ChatDelta, None]:
         """The raw continuation of a text or of token ids; otherwise as `stream`, without channels and tools."""
-        async with self._turn(request.request_id, request.model) as turn:
-            model = await self._source.acquire(request.model)
+        async with self._turn(request) as turn, self._source.lease(request.model) as model:
             turn.model = model.id
             text = await self._texts.of(model.folder)
             job = await completion_job(request, model, text)
@@ -125,9 +123,9 @@ class ChatService:
 
     async def embed(self, request: EmbeddingRequest) -> AsyncGenerator[ChatDelta, None]:
         """The vector of a text, in the second delta of two; the first says, as in `stream`, that it is accepted."""
-        async with self._turn(request.request_id, request.model) as turn:
-            model, text = await self.text_of(request.model)
+        async with self._turn(request) as turn, self._source.lease(request.model) as model:
             turn.model = model.id
+            text = await self._texts.of(model.folder)
             prompt_ids = await embedding_prompt(request, model, text)
             yield ChatDelta()
             asked = SamplingParams(max_tokens=1, embeds=True)
@@ -140,8 +138,8 @@ class ChatService:
 
     async def text_of(self, model: str) -> tuple[LoadedModel, ModelText]:
         """A model that can answer, and what its folder says about text. Waits for a load. Raises AppError."""
-        loaded = await self._source.acquire(model)
-        return loaded, await self._texts.of(loaded.folder)
+        async with self._source.lease(model) as loaded:
+            return loaded, await self._texts.of(loaded.folder)
 
     async def prompt_ids(self, request: ChatRequest) -> tuple[int, ...]:
         """The tokens that `stream` would make of a conversation, also where they do not fit. Raises AppError (400)."""
@@ -189,9 +187,9 @@ class ChatService:
             self._observer.token(turn.total_s - before)
 
     @asynccontextmanager
-    async def _turn(self, request_id: str, model: str) -> AsyncIterator[TurnRecord]:
+    async def _turn(self, request: ChatRequest | CompletionRequest | EmbeddingRequest) -> AsyncIterator[TurnRecord]:
         """Around every turn: engine errors become app errors, and however it ends, it is counted and logged."""
-        turn = TurnRecord(request_id=request_id, model=model)
+        turn = TurnRecord(request_id=request.request_id, model=request.model)
         try:
             yield turn
         except EngineError as error:

@@ -1,6 +1,7 @@
 """One turn of talk: what the API and the page both ask, and what both get back. Knows no HTTP and no widget."""
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -314,6 +315,7 @@ class LoadedModel(Protocol):
 class ModelSource(Protocol):
     """Who hands out models: the ModelManager in the app, a fake in tests."""
 
-    async def acquire(self, model: str) -> LoadedModel:
-        """The model ready to answer; waits while it loads. Raises AppError (404 unknown, 503 failed to load)."""
+    def lease(self, model: str) -> AbstractAsyncContextManager[LoadedModel]:
+        """The model ready to answer, for as long as an answer takes: no other takes its place meanwhile. Waits while it
+        loads. Raises AppError (404 unknown, 503 failed to load)."""
         ...

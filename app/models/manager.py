@@ -1,187 +1,25 @@
-"""ModelManager: which model is in hand, and the one owner of its engine child.
+"""ModelManager: which model a name means, who may have it, and how all of them are: the house's face to API and page.
 
-    empty -> loading (fetch, convert, load) -> ready
-                     \\-> failed -> (load(), or the first request after a pause) -> loading ...
-
-One load at a time is one task; everyone who needs the model waits for that task. A child that died is replaced by the
-next request, once, however many ask.
+How models come into memory and leave it is in residents.py.
 """
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal, Protocol
 
 from app.background import in_daemon_thread
-from app.chat.types import EngineLike
 from app.errors import AppError, from_engine_error
 from app.models.catalog import CatalogEntry
-from app.models.making import Progress
+from app.models.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, ending
+from app.models.residents import LOOK_EVERY_S, Residents
+from app.models.status import ModelCard, ModelStatus, listed
 from app.settings import Settings
-from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.types import EngineStats, MemoryReport, ModelInfo
-
-_log = logging.getLogger("fireside.models")
+from engine.types import EngineStats, MemoryReport
 
 RETRY_PAUSE_S = 10.0  # after a failed load, so that a crowd of requests does not load one broken model in a loop
-STOP_GRACE_S = 0.7  # a fetch looks at the stop flag several times a second
-
-_MOST_LISTED = 30
-
-State = Literal["empty", "loading", "ready", "failed"]
-
-
-class Shelf(Protocol):
-    """The face of `app.models.shelf.ModelShelf`: what models there are, and how one comes to lie whole in a folder."""
-
-    def entries(self) -> Sequence[CatalogEntry]:
-        """The catalogue, from memory."""
-        ...
-
-    def find(self, name: str) -> CatalogEntry | None:
-        """The entry with this id, alias, repository or folder; None where there is none."""
-        ...
-
-    def resolve(self, name: str) -> CatalogEntry:
-        """As `find`; raises AppError 404 with what there is."""
-        ...
-
-    def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
-        """The folder of the whole checkpoint, fetched or converted first where needed. Blocks. Raises AppError."""
-        ...
-
-
-class Engine(EngineLike, Protocol):
-    """The face of `engine.client.EngineClient` that its owner needs."""
-
-    @property
-    def info(self) -> ModelInfo: ...
-    @property
-    def memory(self) -> MemoryReport: ...
-    @property
-    def stats(self) -> EngineStats: ...
-    @property
-    def is_alive(self) -> bool: ...
-    async def close(self) -> None: ...
-    async def resize_kv(self, give_back_bytes: int) -> MemoryReport: ...
-
-
-class StartEngine(Protocol):
-    """`EngineClient.start`: returns when the model can answer; cancelling it ends the child. Raises EngineError."""
-
-    def __call__(self, config: EngineConfig, *, on_loading: Callable[[str, float], None]) -> Awaitable[Engine]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyModel:
-    """A model that can answer (`app.chat.types.LoadedModel`)."""
-
-    id: str
-    folder: Path
-    sampling: Mapping[str, float | int]
-    tool_format: str | None
-    reasoning: tuple[str, str] | None
-    engine: Engine
-
-    @property
-    def info(self) -> ModelInfo:
-        return self.engine.info
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStatus:
-    """A snapshot for the page, /health and the terminal.
-
-    model          id in hand or being loaded; "" where there is none
-    stage          what a load does now, for people
-    fraction       0 to 1 of that stage; None where it cannot be known
-    error          why there is no model, with the next step
-    max_model_len  tokens that a request may hold; None until the model is ready
-    """
-
-    state: State = "empty"
-    model: str = ""
-    stage: str = ""
-    fraction: float | None = None
-    error: str = ""
-    max_model_len: int | None = None
-
-    @property
-    def detail(self) -> str:
-        """One line for people."""
-        if self.error or self.fraction is None:
-            return self.error or self.stage
-        return f"{self.stage} ({self.fraction:.0%})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
-    """One line of GET /v1/models.
-
-    format        gptq, awq, ...; None where it is not known
-    architecture  known once the model is loaded
-    """
-
-    id: str
-    created: int
-    state: Literal["unloaded", "loading", "loaded", "failed"]
-    max_model_len: int | None
-    context_length: int | None
-    aliases: tuple[str, ...] = ()
-    format: str | None = None
-    size_bytes: int = 0
-    thinks: bool = False
-    architecture: str | None = None
-
-
-class _Stopped(Exception):
-    """Thrown into a fetch to end it."""
-
-
-class _Load:
-    """One attempt to bring a model in hand, and what became of it.
-
-    outcome  the task: a ReadyModel, or an AppError
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.model_id = name
-        self.stage = "Looking for the model"
-        self.fraction: float | None = None
-        self.is_fetching = False
-        self.is_stopped = False
-        self.failed_at = 0.0  # on the monotonic clock
-        self.outcome: asyncio.Task[ReadyModel]
-
-    @property
-    def ready(self) -> ReadyModel | None:
-        return self.outcome.result() if self._ended_well() else None
-
-    @property
-    def error(self) -> AppError | None:
-        if not self.outcome.done() or self._ended_well():
-            return None
-        found = None if self.outcome.cancelled() else self.outcome.exception()
-        return found if isinstance(found, AppError) else _closed()
-
-    def show(self, stage: str, fraction: float | None) -> None:
-        """Called from the fetching thread and from the event loop; two plain stores, so no lock."""
-        self.stage, self.fraction = stage, fraction
-
-    def show_or_stop(self, stage: str, fraction: float | None) -> None:
-        """For a fetch: raising here is what ends it."""
-        if self.is_stopped:
-            raise _Stopped
-        self.show(stage, fraction)
-
-    def _ended_well(self) -> bool:
-        return self.outcome.done() and not self.outcome.cancelled() and self.outcome.exception() is None
 
 
 class ModelManager:
@@ -199,138 +37,197 @@ class ModelManager:
         *,
         text_notes: Callable[[Path], Sequence[str]] = lambda folder: (),
         retry_pause_s: float = RETRY_PAUSE_S,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         self._settings = settings
         self._shelf = shelf
-        self._start_engine = start_engine
-        self._text_notes = text_notes
         self._retry_pause_s = retry_pause_s
-        self._load: _Load | None = None
-        self._unloading: asyncio.Task[None] | None = None
-        self._is_closed = False
+        self._residents = Residents(settings, shelf, start_engine, text_notes, look_every_s)
+        self._names: dict[str, str] = {}  # of what was chosen in this run, by id
         self._created = int(time.time())
+
+    # -- what the owner asks
 
     def check(self, name: str) -> None:
         """Raises AppError 404 with what there is, where no model can go by this name. Asks no network."""
         self._shelf.resolve(name)
 
     def load(self, name: str) -> None:
-        """Begin to bring this model in hand; the one in hand goes first. Returns at once: see `status`, `acquire`."""
-        if self._is_closed:
-            raise _closed()
-        previous, load = self._load, _Load(name)
-        load.outcome = asyncio.create_task(self._replace(previous, load), name=f"load {name}")
-        load.outcome.add_done_callback(lambda task: None if task.cancelled() else task.exception())
-        self._load = load
+        """Begin to bring this model in hand, fetched first where needed. Returns at once: see `status`, `lease`.
+
+        Another one chosen before that still loads is given up.
+        """
+        if self.is_closed:
+            raise ending()
+        model_id = self._id_of(name)
+        self._names[model_id] = name
+        self._residents.choose(name, model_id)
+
+    async def unload(self, name: str) -> None:
+        """Let go of a model or of its load; returns when its memory is free. Answers under way end with an error."""
+        resident = self._find(name)
+        if resident is not None:
+            await asyncio.shield(self._residents.let_go(resident))
 
     @property
     def is_closed(self) -> bool:
         """Fireside is ending."""
-        return self._is_closed
+        return self._residents.is_closed
 
-    def holds(self, name: str) -> bool:
-        """Whether `name` means the model in hand, or the one that is loading; "" does."""
-        load = self._load
-        if load is None or load.error is not None or (load.ready is not None and not load.ready.engine.is_alive):
-            return False
-        if name in ("", load.name, load.model_id):
-            return True
-        entry = self._shelf.find(name)
-        return entry is not None and entry.id == load.model_id
+    async def close(self) -> None:
+        """End every load and every child. Whoever waits gets an error. Twice is the same as once."""
+        await self._residents.close()
 
-    async def unload(self) -> None:
-        """Let go of the model in hand or of its load. Whoever waits for it gets an error."""
-        load, self._load = self._load, None
-        if load is not None:
-            self._unloading = asyncio.create_task(_end(load), name=f"unload {load.name}")
-            await asyncio.shield(self._unloading)
+    # -- what requests ask
+
+    @asynccontextmanager
+    async def lease(self, model: str) -> AsyncIterator[ReadyModel]:
+        """The model, loaded where it is not yet, for as long as an answer takes: no other takes its place meanwhile,
+        unless it has to wait too long.
+
+        Raises AppError: 404 model_not_found, model_not_loaded, model_not_downloaded; 503 with why the load failed
+        """
+        resident = await self._held(model)
+        try:
+            assert resident.ready is not None
+            yield resident.ready
+        finally:
+            resident.release()
 
     async def acquire(self, model: str) -> ReadyModel:
-        """The model in hand when it can answer: waits for its load, and starts a new child where the last one died.
+        """As `lease`, for whoever only looks."""
+        async with self.lease(model) as ready:
+            return ready
 
-        Raises AppError: 404 model_not_found, model_not_loaded; 503 with the reason where the load failed
-        """
+    async def _held(self, model: str) -> Resident:
         while True:
-            load = self._in_hand(model)
-            await asyncio.wait({load.outcome})
-            if load is not self._load:  # replaced meanwhile: look again
-                continue
-            if load.error is not None:
-                raise load.error.with_traceback(None)  # one object for many callers: their frames must not pile up
-            if load.ready is not None and load.ready.engine.is_alive:
-                return load.ready
-            if not self._is_closed:
-                _log.warning("The engine of %s ended; starting a new one.", load.model_id)
-                self.load(load.name)
+            resident = self._wanted(model)
+            resident.hold()
+            is_answering = False
+            try:
+                await asyncio.wait({resident.outcome})
+                if resident.is_leaving:
+                    continue  # given up for another one: look again
+                if resident.error is not None:  # one object for many callers: their frames must not pile up
+                    raise resident.error.with_traceback(None)
+                is_answering = resident.is_answering
+                if is_answering:
+                    return resident
+                await asyncio.wait({resident.watch})  # it begins a new one
+            finally:
+                if not is_answering:
+                    resident.release()
+
+    def _wanted(self, model: str) -> Resident:
+        """The stay of the model that a request means, begun where there is none; a failed one again after the pause."""
+        if self.is_closed:
+            raise ending()
+        model_id = self._meant(model)
+        resident = self._residents.get(model_id)
+        if resident is None:
+            return self._residents.begin(self._names.get(model_id, model), model_id, is_chosen=False)
+        if resident.error is not None and time.monotonic() - resident.failed_at >= self._retry_pause_s:
+            return self._residents.begin(resident.name, model_id, is_chosen=resident.is_chosen)
+        return resident
+
+    def _meant(self, model: str) -> str:
+        """The id that a request's `model` leads to. Raises AppError where there is none, or it may not be loaded."""
+        if model in self._residents:
+            return model
+        if not model:
+            return self._current_or_refused()
+        entry = self._shelf.find(model)  # only the catalogue is told about, never the disk
+        if entry is not None and entry.id in self._residents:
+            return entry.id
+        known = [known.id for known in self._shelf.entries()]
+        if entry is None or (entry.id not in known and entry.id not in self._names):
+            if self._settings.model_fallback:
+                return self._current_or_refused()
+            raise AppError(
+                404,
+                "model_not_found",
+                f"The model `{model[:200]}` does not exist here.",
+                hint=f"{self._in_hand()} There are: {listed(known)}.",
+                param="model",
+            )
+        if not self._settings.load_on_request:
+            raise AppError(  # not 409: the openai client would try again by itself
+                404,
+                "model_not_loaded",
+                f"`{entry.id}` is not loaded. {self._in_hand()}",
+                hint=f"Load it (`python launch.py models load {entry.id}`, POST /models/load), or start Fireside "
+                "without --no-load-on-request.",
+                param="model",
+            )
+        return entry.id
+
+    def _current_or_refused(self) -> str:
+        in_hand = self._residents.in_hand
+        if in_hand in self._residents or (in_hand and self._settings.load_on_request):
+            return in_hand
+        raise _no_model()
+
+    def _in_hand(self) -> str:
+        in_hand = self._residents.in_hand
+        return f"`{in_hand}` is in hand." if in_hand in self._residents else "No model is in hand."
+
+    # -- how it all is
+
+    def holds(self, name: str) -> bool:
+        """Whether `name` means a model that is loaded or loading; "" the one in hand."""
+        resident = self._find(name)
+        return resident is not None and (resident.is_loading or resident.is_answering)
 
     def status(self) -> ModelStatus:
-        load = self._load
-        if load is None:
-            return ModelStatus()
-        if load.error is not None:
-            return ModelStatus(state="failed", model=load.model_id, error=load.error.text)
-        ready = load.ready
-        if ready is None:
-            return ModelStatus(state="loading", model=load.model_id, stage=load.stage, fraction=load.fraction)
-        if not ready.engine.is_alive:
-            gone = "The engine process ended. The next message starts a new one."
-            return ModelStatus(state="failed", model=ready.id, error=gone)
-        return ModelStatus(state="ready", model=ready.id, max_model_len=ready.info.max_model_len)
-
-    def stats(self) -> EngineStats | None:
-        ready = self._load.ready if self._load else None
-        return ready.engine.stats if ready and ready.engine.is_alive else None
-
-    def memory(self) -> MemoryReport:
-        """Of the model in hand. Raises AppError 503 where none is ready."""
-        return self._engine_in_hand().memory
-
-    async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
-        """Have its KV cache smaller by so much than it was made; 0 takes all of it again. Raises AppError."""
-        try:
-            return await self._engine_in_hand().resize_kv(give_back_bytes)
-        except EngineError as error:
-            raise from_engine_error(error) from error
-
-    def _engine_in_hand(self) -> Engine:
-        ready = self._load.ready if self._load else None
-        if ready is None or not ready.engine.is_alive:
-            raise _no_model()
-        return ready.engine
+        """Of the model in hand."""
+        resident = self._find("")
+        return ModelStatus() if resident is None else resident.status()
 
     def health(self) -> ModelStatus:
         return self.status()
 
+    def statuses(self) -> list[ModelStatus]:
+        """Of every model that is loaded, loading or failed; the one in hand first."""
+        in_hand = self._residents.in_hand
+        return [each.status() for each in sorted(self._residents.all, key=lambda each: each.model_id != in_hand)]
+
+    def stats(self) -> EngineStats | None:
+        """Of the model in hand."""
+        child = self._child()
+        return None if child is None else child.stats
+
+    def memory(self) -> MemoryReport:
+        """Of the model in hand. Raises AppError 503 where none is ready."""
+        return self._child_or_refused().memory
+
+    async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
+        """Have its KV cache smaller by so much than it was made; 0 takes all of it again. Raises AppError."""
+        try:
+            return await self._child_or_refused().resize_kv(give_back_bytes)
+        except EngineError as error:
+            raise from_engine_error(error) from error
+
+    async def log_lines(self, name: str, num_lines: int) -> tuple[str, list[str]]:
+        """The id of a model ("" the one in hand), and the last lines of its engine's log. Raises AppError."""
+        model_id = self._shelf.resolve(name).id if name else self._residents.in_hand
+        return model_id, await in_daemon_thread(lambda: self._residents.logs.tail(model_id, num_lines))
+
     def cards(self) -> list[ModelCard]:
-        """The catalogue, and the model in hand where it is no part of it."""
-        now = self.status()
+        """The catalogue, and the models in memory where they are no part of it."""
         entries = {entry.id: entry for entry in self._shelf.entries()}
-        if now.model:
-            entries.setdefault(now.model, CatalogEntry(id=now.model))
-        return [self._card(entry, now) for entry in entries.values()]
+        for resident in self._residents.all:
+            entries.setdefault(resident.model_id, CatalogEntry(id=resident.model_id))
+        return [self._card(entry) for entry in entries.values()]
 
-    async def close(self) -> None:
-        """End the load or the child. Whoever waits gets an error. Twice is the same as once."""
-        self._is_closed = True
-        if self._load is not None:
-            await _end(self._load)
-        await self._unloaded()
-
-    async def _unloaded(self) -> None:
-        """Return when what was let go of is gone, and its memory with it."""
-        if self._unloading is not None:
-            await asyncio.wait({self._unloading})
-
-    def _card(self, entry: CatalogEntry, now: ModelStatus) -> ModelCard:
-        words: dict[State, Literal["unloaded", "loading", "loaded", "failed"]]
-        words = {"empty": "unloaded", "loading": "loading", "ready": "loaded", "failed": "failed"}
-        is_in_hand = entry.id == now.model
-        ready = self._load.ready if is_in_hand and self._load else None
+    def _card(self, entry: CatalogEntry) -> ModelCard:
+        resident = self._residents.get(entry.id)
+        now = ModelStatus() if resident is None else resident.status()
+        ready = None if resident is None else resident.ready
         return ModelCard(
             id=entry.id,
             created=self._created,
-            state=words[now.state] if is_in_hand else "unloaded",
-            max_model_len=now.max_model_len if is_in_hand else None,
+            state=now.on_card,
+            max_model_len=now.max_model_len,
             context_length=ready.info.context_length if ready else entry.context_length,
             aliases=entry.aliases,
             format=(ready.info.quantization or "dense") if ready else entry.format,
@@ -339,125 +236,27 @@ class ModelManager:
             architecture=ready.info.architecture if ready else None,
         )
 
-    def _in_hand(self, model: str) -> _Load:
-        """The current load, if `model` means it; a failed one is tried again after the pause."""
-        load = self._load
-        if load is None or self._is_closed:
-            raise _closed() if self._is_closed else _no_model()
-        if model not in ("", load.name, load.model_id):
-            self._check_same(model, load)
-        if load.error is not None and time.monotonic() - load.failed_at >= self._retry_pause_s:
-            self.load(load.name)
-        assert self._load is not None
-        return self._load
+    def _child(self) -> Engine | None:
+        resident = self._find("")
+        return resident.ready.child if resident and resident.ready and resident.is_answering else None
 
-    def _check_same(self, model: str, load: _Load) -> None:
-        """Pass where `model` is another name of the one in hand. Only the catalogue is told about, never the disk."""
-        entry = self._shelf.find(model)
-        if entry is not None and entry.id == load.model_id:
-            return
-        known = [known.id for known in self._shelf.entries()]
-        if entry is None or entry.id not in known:
-            if self._settings.model_fallback:
-                return
-            raise AppError(
-                404,
-                "model_not_found",
-                f"The model `{model[:200]}` does not exist here.",
-                hint=f"`{load.model_id}` is in hand. There are: {_listed(known)}.",
-                param="model",
-            )
-        raise AppError(  # not 409: the openai client would try again by itself
-            404,
-            "model_not_loaded",
-            f"`{entry.id}` is not loaded; `{load.model_id}` is in hand.",
-            hint=f"Ask for `{load.model_id}`, or start Fireside with `--model {entry.id}`.",
-            param="model",
-        )
+    def _child_or_refused(self) -> Engine:
+        child = self._child()
+        if child is None:
+            raise _no_model()
+        return child
 
-    async def _replace(self, previous: _Load | None, load: _Load) -> ReadyModel:
-        if previous is not None:
-            await _end(previous)
-        await self._unloaded()
-        try:
-            return await self._bring(load)
-        except Exception as error:
-            load.failed_at = time.monotonic()
-            raise _load_error(load, error) from error
+    def _find(self, name: str) -> Resident | None:
+        return self._residents.get(self._id_of(name) if name else self._residents.in_hand)
 
-    async def _bring(self, load: _Load) -> ReadyModel:
-        entry = self._shelf.resolve(load.name)
-        load.model_id = entry.id
-        load.is_fetching = True
-        folder = await in_daemon_thread(lambda: self._shelf.ensure(entry, load.show_or_stop))
-        load.is_fetching = False
-        load.show("Starting the engine", None)
-        engine = await self._start_engine(
-            _engine_config(self._settings, folder),
-            on_loading=load.show,
-        )
-        for note in (*engine.memory.notes, *await in_daemon_thread(lambda: self._text_notes(folder))):
-            _log.warning("%s: %s", entry.id, note)
-        return ReadyModel(
-            id=entry.id,
-            folder=folder,
-            sampling=entry.sampling,
-            tool_format=entry.tool_format,
-            reasoning=entry.reasoning,
-            engine=engine,
-        )
-
-
-def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
-    return EngineConfig(
-        model=str(folder),
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        gpu_memory_gb=settings.gpu_memory_gb,
-        kv_gb=settings.kv_gb,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        keep_packed=settings.keep_packed,
-        quantize_lm_head=settings.quantize_lm_head,
-    )
-
-
-async def _end(load: _Load) -> None:
-    """Stop a load that runs, close the engine of one that is done. Raises nothing: it is the last word."""
-    load.is_stopped = True
-    if load.is_fetching:  # its thread ends by itself at the next look at the flag, and takes its processes along
-        await asyncio.wait({load.outcome}, timeout=STOP_GRACE_S)
-    if not load.outcome.done():
-        load.outcome.cancel()
-        await asyncio.wait({load.outcome})
-    if load.ready is not None:
-        with suppress(EngineError, OSError):
-            await load.ready.engine.close()
-
-
-def _load_error(load: _Load, error: Exception) -> AppError:
-    """Any failure of a load, as what a waiting request is told."""
-    if isinstance(error, _Stopped):
-        return _closed()
-    if isinstance(error, AppError):
-        return AppError(503, error.code, error.message, hint=error.hint)
-    if isinstance(error, EngineError):
-        return AppError(503, error.code, f"`{load.model_id}` could not be loaded: {error.message}")
-    _log.error("loading %s failed", load.model_id, exc_info=error)
-    return AppError(503, "load_failed", f"`{load.model_id}` could not be loaded: {type(error).__name__}: {error}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more (GET /v1/models lists all)" if more > 0 else "")
+    def _id_of(self, name: str) -> str:
+        if name in self._residents:
+            return name
+        entry = self._shelf.find(name)
+        return name if entry is None else entry.id
 
 
 def _no_model() -> AppError:
     return AppError(
         503, "no_model", "No model is loaded.", hint="POST /models/load loads one; GET /v1/models lists all."
     )
-
-
-def _closed() -> AppError:
-    return AppError(503, "shutting_down", "Fireside is ending.")

@@ -56,6 +56,10 @@ class ModelShelf:
         folder = self.folder(entry)
         return ShelfState(is_whole=is_whole(folder), bytes_on_disk=bytes_on_disk(folder))
 
+    def is_whole(self, entry: CatalogEntry) -> bool:
+        """Whether it lies there to be loaded."""
+        return is_whole(self.folder(entry))
+
     def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
         """The folder of the whole checkpoint, made or fetched first where needed. Blocks.
 

@@ -80,6 +80,9 @@ class OneModel:
     def resolve(self, name: str) -> CatalogEntry:
         return self._entry
 
+    def is_whole(self, entry: CatalogEntry) -> bool:
+        return True
+
     def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
         return self._folder
 

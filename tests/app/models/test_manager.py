@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,27 +15,59 @@ from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.making import Progress
 from app.models.manager import ModelManager
+from app.models.status import ModelStatus
 from engine.config import EngineConfig
-from engine.errors import BadRequest, OutOfMemory
-from engine.types import ORDINARY, EngineStats, MemoryReport, ModelInfo, SamplingParams, Standing, TokenEvent
+from engine.errors import BadRequest, EngineClosed, EngineDied, EngineError, OutOfMemory
+from engine.types import (
+    ORDINARY,
+    EngineStats,
+    FinishReason,
+    MemoryReport,
+    ModelInfo,
+    SamplingParams,
+    Standing,
+    TokenEvent,
+)
 from tests.fakes import memory_report, model_info
 
 
 class Child:
-    """An engine that only lives, dies and is closed."""
+    """An engine that lives, dies and is closed. A request gets one token, and its end when `may_finish` is set."""
+
+    pid = None
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.info: ModelInfo = model_info()
         self.memory: MemoryReport = memory_report("The context was made smaller.")
         self.stats = EngineStats(num_steps=7)
-        self.is_alive = True
+        self.may_finish = asyncio.Event()
+        self.death: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self.is_closed = False
 
-    def submit(
+    @property
+    def is_alive(self) -> bool:
+        return not self.death.done()
+
+    def die(self, why: str = "killed by SIGKILL") -> None:
+        if self.is_alive:
+            self.death.set_result(EngineDied(why))
+
+    give_up = die
+
+    async def until_ended(self) -> EngineError:
+        return await asyncio.shield(self.death)
+
+    async def submit(
         self, request_id: str, ids: tuple[int, ...], params: SamplingParams, standing: Standing = ORDINARY
-    ) -> AsyncIterator[TokenEvent]:
-        raise NotImplementedError
+    ) -> AsyncGenerator[TokenEvent, None]:
+        yield TokenEvent(request_id, 1)
+        finished = asyncio.ensure_future(self.may_finish.wait())
+        await asyncio.wait({finished, self.death}, return_when=asyncio.FIRST_COMPLETED)
+        finished.cancel()
+        if not self.is_alive:
+            raise self.death.result()
+        yield TokenEvent(request_id, 2, FinishReason.STOP)
 
     async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
         if give_back_bytes > 100:
@@ -41,7 +75,9 @@ class Child:
         return replace(self.memory, kv_bytes=100 - give_back_bytes)
 
     async def close(self) -> None:
-        self.is_alive, self.is_closed = False, True
+        self.is_closed = True
+        if self.is_alive:
+            self.death.set_result(EngineClosed("closed"))
 
 
 @dataclass
@@ -53,7 +89,9 @@ class Engines:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     num_cancelled: int = 0
 
-    async def __call__(self, config: EngineConfig, *, on_loading: Callable[[str, float], None]) -> Child:
+    async def __call__(
+        self, config: EngineConfig, *, on_loading: Callable[[str, float], None], log_path: str | None
+    ) -> Child:
         on_loading("reading weights", 0.25)
         try:
             await self.gate.wait()
@@ -67,16 +105,18 @@ class Engines:
 
 
 class TwoModels:
-    """A shelf with `one` (also called `uno`) and `two`. A fetch goes on until `may_end` is set."""
+    """A shelf with `one` (also called `uno`), `two` and `three`. A fetch goes on until `may_end` is set."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.may_end = threading.Event()
         self.may_end.set()
         self.num_fetches = 0
+        self.absent: set[str] = set()
         self._entries = {
             "one": CatalogEntry(id="one", context_length=2000, sampling={"temperature": 0.2}),
             "two": CatalogEntry(id="two"),
+            "three": CatalogEntry(id="three"),
         }
 
     def entries(self) -> list[CatalogEntry]:
@@ -91,7 +131,11 @@ class TwoModels:
             raise AppError(404, "model_not_found", f"no {name}")
         return found
 
+    def is_whole(self, entry: CatalogEntry) -> bool:
+        return entry.id not in self.absent
+
     def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
+        self.absent.discard(entry.id)
         self.num_fetches += 1
         while not self.may_end.wait(0.01):
             on_progress("Fetching", 0.5)
@@ -110,18 +154,27 @@ def engines() -> Engines:
     return made
 
 
-@pytest.fixture
-async def manager(tmp_path: Path, shelf: TwoModels, engines: Engines) -> AsyncIterator[ModelManager]:
-    chosen = settings.load({"max_num_seqs": 5, "kv_gb": 0.5, "home": tmp_path}, {})
+@asynccontextmanager
+async def managed(home: Path, shelf: TwoModels, engines: Engines, **chosen: Any) -> AsyncIterator[ModelManager]:
+    """One model at a time, unless `max_models` says otherwise."""
     made = ModelManager(
-        chosen,
+        settings.load({"home": home, "max_models": 1} | chosen, {}),
         shelf,
         engines,
         text_notes=lambda folder: [f"{folder.name} has no template."],
         retry_pause_s=0.2,
+        look_every_s=0.01,
     )
-    yield made
-    await made.close()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.fixture
+async def manager(tmp_path: Path, shelf: TwoModels, engines: Engines) -> AsyncIterator[ModelManager]:
+    async with managed(tmp_path, shelf, engines, max_num_seqs=5, kv_gb=0.5) as made:
+        yield made
 
 
 async def until(claim: Callable[[], bool]) -> None:
@@ -173,29 +226,30 @@ async def test_what_is_odd_about_the_models_text_is_said_at_the_load(
 
 
 @pytest.mark.parametrize(
-    ("model", "code"), [("three", "model_not_found"), ("two", "model_not_loaded"), ("owner/other", "model_not_found")]
+    ("model", "code"), [("four", "model_not_found"), ("two", "model_not_loaded"), ("owner/other", "model_not_found")]
 )
-async def test_a_model_that_is_not_in_hand_is_refused_at_once_even_while_loading(
-    manager: ModelManager, engines: Engines, model: str, code: str
+async def test_without_loads_on_request_a_model_that_is_not_in_hand_is_refused_at_once(
+    tmp_path: Path, shelf: TwoModels, engines: Engines, model: str, code: str
 ) -> None:
     engines.gate.clear()
-    manager.load("one")
-    with pytest.raises(AppError) as refused:
-        await manager.acquire(model)
-    assert (refused.value.status, refused.value.code, refused.value.param) == (404, code, "model")
-    assert "`one`" in refused.value.text
+    async with managed(tmp_path, shelf, engines, load_on_request=False) as manager:
+        manager.load("one")
+        with pytest.raises(AppError) as refused:
+            await manager.acquire(model)
+        assert (refused.value.status, refused.value.code, refused.value.param) == (404, code, "model")
+        assert "`one`" in refused.value.text
 
 
 async def test_a_dead_child_is_replaced_once_however_many_ask(manager: ModelManager, engines: Engines) -> None:
     manager.load("one")
     first = await manager.acquire("")
-    engines.children[0].is_alive = False
+    engines.children[0].die()
     assert manager.status().state == "failed"
     assert manager.stats() is None
     again = await asyncio.gather(*(manager.acquire("one") for _ in range(20)))
     assert len(engines.children) == 2
-    assert all(model.engine is engines.children[1] for model in again)
-    assert first.engine is engines.children[0]
+    assert all(model.child is engines.children[1] for model in again)
+    assert first.child is engines.children[0]
 
 
 async def test_a_failed_load_tells_its_reason_and_is_tried_again_only_after_a_pause(
@@ -211,7 +265,7 @@ async def test_a_failed_load_tells_its_reason_and_is_tried_again_only_after_a_pa
     assert manager.status().state == "failed"
     assert "Needs 9 GB" in manager.health().detail
     await asyncio.sleep(0.25)
-    assert (await manager.acquire("")).engine is engines.children[0]
+    assert (await manager.acquire("")).child is engines.children[0]
 
 
 async def test_a_failed_load_can_be_begun_again_at_once(manager: ModelManager, engines: Engines) -> None:
@@ -240,7 +294,7 @@ async def test_an_unknown_model_at_the_start_is_a_failed_load(manager: ModelMana
     assert manager.status().state == "failed"
 
 
-async def test_loading_another_model_closes_the_child_first_and_waiters_are_told(
+async def test_loading_another_model_closes_the_child_first_and_one_chosen_before_is_given_up(
     manager: ModelManager, engines: Engines
 ) -> None:
     manager.load("one")
@@ -249,34 +303,28 @@ async def test_loading_another_model_closes_the_child_first_and_waiters_are_told
     manager.load("two")
     await until(lambda: manager.status().stage == "reading weights")
     assert engines.children[0].is_closed
-    waiting = asyncio.create_task(manager.acquire("two"))
+    waiting = asyncio.create_task(manager.acquire(""))
     await asyncio.sleep(0)
+    manager.load("three")
     engines.gate.set()
-    manager.load("one")
-    with pytest.raises(AppError) as refused:
-        await waiting
-    assert refused.value.code == "model_not_loaded"
-    assert (await manager.acquire("one")).engine.is_alive
+    assert (await waiting).id == "three" and engines.num_cancelled == 1
+    assert not manager.holds("two") and not manager.holds("one")
 
 
 async def test_an_unknown_name_is_told_what_there_is(manager: ModelManager) -> None:
     manager.load("one")
     with pytest.raises(AppError) as refused:
         await manager.acquire("gpt-4o")
-    assert refused.value.hint == "`one` is in hand. There are: one, two."
+    assert refused.value.hint == "`one` is in hand. There are: one, two, three."
 
 
 async def test_with_the_fallback_an_unknown_name_means_the_model_in_hand_and_a_known_one_itself(
     tmp_path: Path, shelf: TwoModels, engines: Engines
 ) -> None:
-    chosen = settings.load({"model_fallback": True, "home": tmp_path}, {})
-    manager = ModelManager(chosen, shelf, engines)
-    manager.load("one")
-    assert (await manager.acquire("gpt-4o")).id == "one"
-    with pytest.raises(AppError) as refused:
-        await manager.acquire("two")
-    assert refused.value.code == "model_not_loaded"
-    await manager.close()
+    async with managed(tmp_path, shelf, engines, model_fallback=True) as manager:
+        manager.load("one")
+        assert (await manager.acquire("gpt-4o")).id == "one"
+        assert (await manager.acquire("two")).id == "two"
 
 
 async def test_closing_while_an_engine_starts_ends_it_and_whoever_waits(
@@ -328,11 +376,11 @@ async def test_a_caller_that_leaves_does_not_end_the_load_for_the_others(
 
 
 async def test_the_cards_tell_which_model_is_loaded_and_with_how_much_room(manager: ModelManager) -> None:
-    assert [(card.id, card.state) for card in manager.cards()] == [("one", "unloaded"), ("two", "unloaded")]
+    assert [(card.id, card.state) for card in manager.cards()[:2]] == [("one", "unloaded"), ("two", "unloaded")]
     manager.load("one")
     assert manager.cards()[0].state == "loading"
     await manager.acquire("")
-    one, two = manager.cards()
+    one, two, _ = manager.cards()
     assert (one.state, one.max_model_len, one.context_length) == ("loaded", 1000, 2000)
     assert (two.state, two.max_model_len) == ("unloaded", None)
     assert manager.stats() == EngineStats(num_steps=7)
@@ -344,34 +392,41 @@ async def test_without_a_load_there_is_no_model(manager: ModelManager) -> None:
         await manager.acquire("")
 
 
-async def test_unloading_frees_the_engine_and_whoever_asks_is_told(manager: ModelManager, engines: Engines) -> None:
+async def test_unloading_frees_the_engine_and_the_next_request_loads_it_again(
+    manager: ModelManager, engines: Engines
+) -> None:
     manager.load("uno")
     assert manager.holds("") and manager.holds("uno") and not manager.holds("two")
     await manager.acquire("")
     assert manager.holds("one") and manager.cards()[0].architecture == "llama"
-    await manager.unload()
+    await manager.unload("uno")
     assert engines.children[0].is_closed and manager.status().state == "empty" and not manager.holds("")
-    with pytest.raises(AppError) as refused:
-        await manager.acquire("one")
-    assert refused.value.code == "no_model" and "POST /models/load" in refused.value.hint
-    manager.load("two")
-    assert (await manager.acquire("two")).id == "two"
-    await manager.unload()
-    await manager.unload()
+    assert (await manager.acquire("")).child is engines.children[1]
+    await manager.unload("")
+    await manager.unload("")
 
 
-async def test_unloading_in_the_middle_of_a_load_ends_it_and_its_waiters(
-    manager: ModelManager, engines: Engines
+async def test_without_loads_on_request_an_unloaded_model_stays_away(
+    tmp_path: Path, shelf: TwoModels, engines: Engines
 ) -> None:
+    async with managed(tmp_path, shelf, engines, load_on_request=False) as manager:
+        manager.load("one")
+        await manager.acquire("")
+        await manager.unload("one")
+        for name, code in (("", "no_model"), ("one", "model_not_loaded")):
+            with pytest.raises(AppError) as refused:
+                await manager.acquire(name)
+            assert refused.value.code == code and "POST /models/load" in refused.value.hint
+        manager.load("two")
+        assert (await manager.acquire("two")).id == "two"
+
+
+async def test_unloading_in_the_middle_of_a_load_ends_it(manager: ModelManager, engines: Engines) -> None:
     engines.gate.clear()
     manager.load("one")
     await until(lambda: manager.status().stage == "reading weights")
-    waiting = asyncio.create_task(manager.acquire("one"))
-    await asyncio.sleep(0)
-    await manager.unload()
-    with pytest.raises(AppError) as refused:
-        await waiting
-    assert refused.value.code == "no_model" and engines.num_cancelled == 1
+    await manager.unload("one")
+    assert engines.num_cancelled == 1 and manager.status().state == "empty"
 
 
 async def test_memory_is_that_of_the_model_in_hand(manager: ModelManager) -> None:
@@ -398,7 +453,7 @@ async def test_a_load_waits_until_what_was_unloaded_has_given_its_memory_back(
     monkeypatch.setattr(Child, "close", close_slowly)
     manager.load("one")
     await manager.acquire("one")
-    unloading = asyncio.create_task(manager.unload())
+    unloading = asyncio.create_task(manager.unload("one"))
     await until(lambda: manager.status().state == "empty")
     manager.load("two")
     await asyncio.sleep(0.05)
@@ -406,3 +461,10 @@ async def test_a_load_waits_until_what_was_unloaded_has_given_its_memory_back(
     may_close.set()
     await unloading
     assert (await manager.acquire("two")).id == "two" and not engines.children[0].is_alive
+
+
+@pytest.mark.parametrize(("fraction", "told"), [(None, "reading weights"), (0.4, "reading weights (40%)")])
+def test_a_status_is_one_line_for_people(fraction: float | None, told: str) -> None:
+    assert ModelStatus(state="loading", stage="reading weights", fraction=fraction).detail == told
+    left = ModelStatus(state="loading", stage="reading", fraction=0.5, seconds_left=3.4)
+    assert left.detail == "reading (50%, about 3 s left)"

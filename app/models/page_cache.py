@@ -1,0 +1,24 @@
+"""Weights on their way from the disk into the system's page cache, while a load still waits or imports."""
+
+import os
+from pathlib import Path
+
+import psutil
+
+_MOST_SHARE = 0.5  # of the memory that is available: more would push out what is in use
+
+
+def warm(folder: Path) -> int:
+    """Have a model's weights read ahead, those kept for a card where they are; returns their bytes.
+
+    Does nothing where they are too large for the cache, or where a system cannot be asked to.
+    """
+    kept = sorted(folder.glob("packed-*/*.safetensors"))
+    files = kept or sorted(folder.glob("*.safetensors"))
+    num_bytes = sum(file.stat().st_size for file in files)
+    if not hasattr(os, "posix_fadvise") or num_bytes > psutil.virtual_memory().available * _MOST_SHARE:
+        return 0
+    for file in files:
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+    return num_bytes

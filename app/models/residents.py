@@ -1,0 +1,342 @@
+"""Residents: how models come into memory, stay beside each other, are watched, and leave it.
+
+    begun -> in line -> fetched -> room is made -> loading -> ready -> let go
+      ^                                              |          |
+      +----- after a pause, not for ever ------------+-- died --+
+
+One load at a time, in the order of asking. Models stay beside each other where they fit; else the one that was used
+longest ago goes, once its answers have ended, and its memory is seen to be free before the next one takes it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from app.background import in_daemon_thread
+from app.errors import AppError
+from app.models.catalog import CatalogEntry
+from app.models.conduct import Conduct
+from app.models.engine_logs import EngineLogs
+from app.models.host_memory import memory_of
+from app.models.line import Line
+from app.models.load_times import LoadTimes
+from app.models.page_cache import warm
+from app.models.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, Stopped, ending
+from app.models.room import Room
+from app.models.watched import WatchedEngine
+from app.settings import Settings
+from engine.config import EngineConfig
+from engine.errors import EngineClosed, EngineDied, EngineError
+
+_log = logging.getLogger("fireside.models")
+
+STOP_GRACE_S = 0.7  # a fetch looks at the stop flag several times a second
+LOOK_EVERY_S = 1.0
+_CPU_STEP_TIMEOUT_S, _CARD_STEP_TIMEOUT_S = 600.0, 120.0  # on a CPU a large model's prompt takes minutes
+
+
+class Residents:
+    """
+    in_hand  id of the model that a request without a name means: the last one chosen, or what took its place
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        shelf: Shelf,
+        start_engine: StartEngine,
+        text_notes: Callable[[Path], Sequence[str]],
+        look_every_s: float,
+    ) -> None:
+        self._settings = settings
+        self._shelf = shelf
+        self._start_engine = start_engine
+        self._text_notes = text_notes
+        self._look_every_s = look_every_s
+        self._room = Room(settings)
+        self._load_times = LoadTimes(settings.home / "load-times.json")
+        self._line = Line()
+        self._by_id: dict[str, Resident] = {}
+        self._conducts: dict[str, Conduct] = {}
+        self._endings: dict[asyncio.Task[None], Resident] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self.logs = EngineLogs(settings.home / "logs")
+        self.in_hand = ""
+        self.is_closed = False
+
+    def __contains__(self, model_id: str) -> bool:
+        return model_id in self._by_id
+
+    @property
+    def all(self) -> list[Resident]:
+        return [*self._by_id.values()]
+
+    def get(self, model_id: str) -> Resident | None:
+        return self._by_id.get(model_id)
+
+    # -- coming
+
+    def choose(self, name: str, model_id: str) -> None:
+        """By hand: whatever it did before is forgiven, and another one chosen before that still loads is given up."""
+        self.in_hand = model_id
+        self._conduct(model_id).pardon()
+        for other in self.all:
+            if other.is_loading and other.is_chosen and other.model_id != model_id:
+                self.let_go(other)
+        resident = self._by_id.get(model_id)
+        if resident is None or not (resident.is_loading or resident.is_answering):
+            self.begin(name, model_id, is_chosen=True)
+        else:
+            resident.is_chosen = True
+
+    def begin(self, name: str, model_id: str, *, is_chosen: bool) -> Resident:
+        """A new stay; what is left of the one before it is cleared away first."""
+        remains = self._by_id.get(model_id)
+        resident = Resident(name, model_id, self._line.join(), is_chosen=is_chosen)
+        resident.outcome = asyncio.create_task(self._bring(resident, remains), name=f"load {name}")
+        resident.outcome.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+        self._by_id[model_id] = resident
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look_after_all(), name="look after models")
+        return resident
+
+    async def _bring(self, resident: Resident, remains: Resident | None) -> ReadyModel:
+        try:
+            if remains is not None:
+                await _end(remains)
+            self._conduct(resident.model_id).check_model()
+            entry = self._shelf.resolve(resident.name)
+            folder = await self._fetched(resident, entry)
+            warming = asyncio.create_task(in_daemon_thread(lambda: warm(folder)))
+            warming.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+            await resident.place.turn()
+            await self._make_room(resident, folder)
+            return await self._ready(resident, entry, folder)
+        except Exception as error:
+            raise self._failed(resident, error) from error
+        finally:
+            resident.place.leave()
+
+    async def _fetched(self, resident: Resident, entry: CatalogEntry) -> Path:
+        """Its folder. What is no file of ours yet is fetched if it was chosen; others may load meanwhile."""
+        if not await in_daemon_thread(lambda: self._shelf.is_whole(entry)):
+            if not resident.is_chosen and not entry.is_embedded:
+                raise _not_downloaded(entry)
+            resident.place.step_aside(True)
+        resident.is_fetching = True
+        folder = await in_daemon_thread(lambda: self._shelf.ensure(entry, resident.show_or_stop))
+        resident.is_fetching = False
+        resident.place.step_aside(False)
+        return folder
+
+    async def _ready(self, resident: Resident, entry: CatalogEntry, folder: Path) -> ReadyModel:
+        child = await self._started(resident, folder)
+        for note in (*child.memory.notes, *await in_daemon_thread(lambda: self._text_notes(folder))):
+            _log.warning("%s: %s", entry.id, note)
+        resident.used_at = time.monotonic()
+        resident.watch = asyncio.create_task(self._watch(resident, child), name=f"watch {entry.id}")
+        return ReadyModel(
+            id=entry.id,
+            folder=folder,
+            sampling=entry.sampling,
+            tool_format=entry.tool_format,
+            reasoning=entry.reasoning,
+            engine=WatchedEngine(child, self._conduct(entry.id)),
+            child=child,
+        )
+
+    async def _started(self, resident: Resident, folder: Path) -> Engine:
+        """Its engine. One that dies while it loads is begun again, with pauses, as one that dies later."""
+        model_id, conduct = resident.model_id, self._conduct(resident.model_id)
+        log_path = await in_daemon_thread(lambda: self.logs.begin(model_id))
+        resident.expected_s = await in_daemon_thread(lambda: self._load_times.last_s(model_id))
+        while True:
+            resident.show("Waiting before the next try", None)
+            await asyncio.sleep(conduct.pause_s)
+            resident.show("Starting the engine", None)
+            resident.started_at = time.monotonic()
+            try:
+                child = await self._start_engine(
+                    _engine_config(self._settings, folder), on_loading=resident.show, log_path=log_path
+                )
+            except EngineDied as death:
+                conduct.failed(death.message)
+                await self._say(model_id, f"died while it loaded: {death.message}")
+                conduct.check_model()
+                continue
+            keep = partial(self._load_times.keep, model_id, time.monotonic() - resident.started_at)
+            await in_daemon_thread(keep)
+            return child
+
+    def _failed(self, resident: Resident, error: Exception) -> AppError:
+        resident.failed_at = time.monotonic()
+        told = _load_error(resident, error)
+        if told.status == 404:  # a request named it in vain: it leaves no trace
+            self._forget(resident)
+        if not isinstance(error, Stopped | AppError):
+            self._conduct(resident.model_id).failed(told.message)
+        if not resident.is_chosen and resident.displaced and self.in_hand == resident.model_id:
+            self.in_hand = resident.displaced  # whose next request brings it back
+        return told
+
+    # -- room
+
+    async def _make_room(self, resident: Resident, folder: Path) -> None:
+        if self._endings:  # what was let go of by hand
+            await asyncio.wait(self._endings)
+        needed_bytes = await in_daemon_thread(lambda: self._room.needed_bytes(folder))
+        while (victim := await self._victim(resident, needed_bytes)) is not None:
+            if victim.model_id == self.in_hand:
+                self.in_hand, resident.displaced = resident.model_id, victim.model_id
+            if victim.num_held:
+                resident.show(f"Waiting for {victim.num_held} answers of {victim.model_id} to end", None)
+            await asyncio.shield(self.let_go(victim, self._settings.drain_timeout))
+
+    async def _victim(self, resident: Resident, needed_bytes: int) -> Resident | None:
+        """Who has to go so that it finds room; None where it does, or where nobody is left to go."""
+        others = [other for other in self.all if other is not resident and other.is_answering]
+        if not others:
+            return None
+        holdings = [other.ready.holding for other in others if other.ready]
+        if len(others) < self._settings.max_models and await in_daemon_thread(
+            lambda: self._room.fits(needed_bytes, holdings)
+        ):
+            return None
+        return min(others, key=lambda other: (other.num_held > 0, other.used_at))
+
+    # -- being watched
+
+    async def _watch(self, resident: Resident, child: Engine) -> None:
+        """See its engine die, and begin again."""
+        death = await child.until_ended()
+        if resident.is_leaving or isinstance(death, EngineClosed):
+            return
+        self._conduct(resident.model_id).failed(death.message)
+        if self._by_id.get(resident.model_id) is resident:
+            self.begin(resident.name, resident.model_id, is_chosen=resident.is_chosen)
+        await self._say(resident.model_id, f"died: {death.message}")
+
+    async def _look_after_all(self) -> None:
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            for resident in self.all:
+                if resident.is_answering:
+                    self._look_after(resident)
+                    await in_daemon_thread(partial(self.logs.turn_over, resident.model_id))
+
+    def _look_after(self, resident: Resident) -> None:
+        assert resident.ready is not None
+        child, idle_s = resident.ready.child, time.monotonic() - resident.used_at
+        timeout_s = self._settings.step_timeout or (
+            _CPU_STEP_TIMEOUT_S if child.info.device == "cpu" else _CARD_STEP_TIMEOUT_S
+        )
+        if child.stats.last_step_age_s > timeout_s:
+            child.give_up(f"The engine hung: no step ended for {timeout_s:.0f} s (--step-timeout). It was ended.")
+        elif self._settings.idle_timeout and not resident.num_held and idle_s >= self._settings.idle_timeout:
+            _log.info("%s: not used for %.0f s, so its memory is given back.", resident.model_id, idle_s)
+            self.let_go(resident)
+
+    # -- leaving
+
+    def let_go(self, resident: Resident, drain_s: float = 0.0) -> asyncio.Task[None]:
+        """It takes no more requests from now on; the task is done when it is gone, and its memory with it.
+
+        drain_s  so long its answers may go on
+        """
+        resident.is_leaving = True
+        self._forget(resident)
+        task = asyncio.create_task(self._part(resident, drain_s), name=f"unload {resident.name}")
+        self._endings[task] = resident
+        task.add_done_callback(self._endings.pop)
+        return task
+
+    async def _part(self, resident: Resident, drain_s: float) -> None:
+        if resident.num_held and drain_s:
+            await resident.until_free(drain_s)
+        held = resident.ready.holding if resident.is_answering and resident.ready else None
+        before = await in_daemon_thread(lambda: memory_of(held.device)) if held else None
+        await _end(resident)
+        if held is not None and not self.is_closed:
+            await self._room.until_back(held, before)
+
+    def _forget(self, resident: Resident) -> None:
+        if self._by_id.get(resident.model_id) is resident:
+            del self._by_id[resident.model_id]
+
+    async def close(self) -> None:
+        self.is_closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        for resident in self.all:
+            self.let_go(resident)
+        for resident in self._endings.values():
+            resident.cut_short()
+        if self._endings:
+            await asyncio.wait(self._endings)
+
+    def _conduct(self, model_id: str) -> Conduct:
+        return self._conducts.setdefault(model_id, Conduct(model_id))
+
+    async def _say(self, model_id: str, what: str) -> None:
+        """In the app's log and among the lines of the engine."""
+        conduct = self._conduct(model_id)
+        then = "It is parked." if conduct.is_parked else f"Beginning again in {conduct.pause_s:.0f} s."
+        _log.warning("The engine of %s %s %s", model_id, what, then)
+        await in_daemon_thread(lambda: self.logs.note(model_id, f"The engine {what} {then}"))
+
+
+def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder),
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        gpu_memory_gb=settings.gpu_memory_gb,
+        kv_gb=settings.kv_gb,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        keep_packed=settings.keep_packed,
+        quantize_lm_head=settings.quantize_lm_head,
+    )
+
+
+async def _end(resident: Resident) -> None:
+    """Stop a load that runs, close the engine of one that is done. Raises nothing: it is the last word."""
+    resident.is_leaving = True
+    if resident.is_fetching:  # its thread ends by itself at the next look at the flag, and takes its processes along
+        await asyncio.wait({resident.outcome}, timeout=STOP_GRACE_S)
+    if not resident.outcome.done():
+        resident.outcome.cancel()
+        await asyncio.wait({resident.outcome})
+    if resident.ready is not None:
+        with suppress(EngineError, OSError):
+            await resident.ready.child.close()
+        await asyncio.wait({resident.watch})
+
+
+def _load_error(resident: Resident, error: Exception) -> AppError:
+    """Any failure of a load, as what a waiting request is told; of a chosen model, that it is not there now."""
+    model_id = resident.model_id
+    if isinstance(error, Stopped):
+        return ending()
+    if isinstance(error, AppError):
+        status = 503 if resident.is_chosen else error.status
+        return AppError(status, error.code, error.message, hint=error.hint, param=error.param)
+    if isinstance(error, EngineError):
+        return AppError(503, error.code, f"`{model_id}` could not be loaded: {error.message}")
+    _log.error("loading %s failed", model_id, exc_info=error)
+    return AppError(503, "load_failed", f"`{model_id}` could not be loaded: {type(error).__name__}: {error}")
+
+
+def _not_downloaded(entry: CatalogEntry) -> AppError:
+    return AppError(
+        404,
+        "model_not_downloaded",
+        f"`{entry.id}` is in the catalogue, but not on this machine.",
+        hint=f"`python launch.py models pull {entry.id}` fetches it; POST /models/load fetches and loads it.",
+        param="model",
+    )

@@ -1,0 +1,78 @@
+"""The words for how a model is: what the page, /health, the lists and the terminal are told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["empty", "loading", "ready", "failed"]
+CardState = Literal["unloaded", "loading", "loaded", "failed"]
+
+_ON_CARDS: dict[State, CardState] = {
+    "empty": "unloaded",
+    "loading": "loading",
+    "ready": "loaded",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """A snapshot of one model, cheap to take.
+
+    model          its id; "" where there is none
+    stage          what a load does now, for people
+    fraction       0 to 1 of that stage; None where it cannot be known
+    seconds_left   until it can answer, as far as can be told
+    error          why there is no model, with the next step
+    max_model_len  tokens that a request may hold; None until the model is ready
+    """
+
+    state: State = "empty"
+    model: str = ""
+    stage: str = ""
+    fraction: float | None = None
+    seconds_left: float | None = None
+    error: str = ""
+    max_model_len: int | None = None
+
+    @property
+    def on_card(self) -> CardState:
+        return _ON_CARDS[self.state]
+
+    @property
+    def detail(self) -> str:
+        """One line for people."""
+        if self.error:
+            return self.error
+        known = [] if self.fraction is None else [f"{self.fraction:.0%}"]
+        if self.seconds_left is not None:
+            known.append(f"about {max(self.seconds_left, 1):.0f} s left")
+        return f"{self.stage} ({', '.join(known)})" if known else self.stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """One line of GET /v1/models.
+
+    format        gptq, awq, ...; None where it is not known
+    architecture  known once the model is loaded
+    """
+
+    id: str
+    created: int
+    state: CardState
+    max_model_len: int | None
+    context_length: int | None
+    aliases: tuple[str, ...] = ()
+    format: str | None = None
+    size_bytes: int = 0
+    thinks: bool = False
+    architecture: str | None = None
+
+
+_MOST_LISTED = 30
+
+
+def listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more (GET /v1/models lists all)" if more > 0 else "")
