@@ -74,8 +74,8 @@ class OneModel:
     def entries(self) -> list[CatalogEntry]:
         return [self._entry]
 
-    def find(self, name: str) -> CatalogEntry | None:
-        return self._entry if name == "letters" else None
+    def find(self, name: str) -> CatalogEntry:
+        return self._entry
 
     def resolve(self, name: str) -> CatalogEntry:
         return self._entry
