@@ -3,6 +3,8 @@
 AppError(status, code, message, hint)
 """
 
+from typing import Any
+
 from engine.errors import EngineError
 
 _STATUS_BY_ENGINE_CODE = {
@@ -55,6 +57,10 @@ class AppError(Exception):
     @property
     def text(self) -> str:
         return f"{self.message} {self.hint}".strip()
+
+    def as_fields(self) -> dict[str, Any]:
+        """What `AppError(**fields)` makes again on the other side of a pipe."""
+        return {"status": self.status, "code": self.code, "message": self.message, "hint": self.hint}
 
     @property
     def type(self) -> str:

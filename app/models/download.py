@@ -1,91 +1,92 @@
-"""A model from Hugging Face into the models folder: listed, measured, resumed where it broke off, verified, then named.
+"""A model from the hub into the models folder: listed, measured, resumed where it broke off, verified, then named.
 
-huggingface_hub finds the files, the token and the endpoint (HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE hold). The bytes are
-fetched here, since its snapshot_download (2.4) begins a broken shard of several GB anew and does not hash what came.
-A download grows in a hidden folder and takes its name when every file is there, so that a half model is never seen.
+The bytes are fetched here, since huggingface_hub's snapshot_download (2.4) begins a broken shard of several GB anew and
+does not hash what came. A download grows in a hidden folder and takes its name when every file is there, so that a half
+model is never seen. `downloader.py` runs this in a process of its own.
 """
 
-import errno
-import hashlib
-import json
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from threading import Event
 
 from app.errors import AppError
-from app.models.making import Progress, require_space, sole_maker
+from app.models.download_report import Report, Speed, Transfer
+from app.models.hub import BUSY, Listing, RemoteFile, hub_errors, list_repo, opened
+from app.models.making import require_space, sole_maker
+from app.models.manifest import Manifest, found_hash, read_manifest, verdict, write_manifest
 from app.models.store import is_whole, problems
 
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "LICENSE*")
 _UNWANTED = ("consolidated*",)  # Mistral's own copy of weights that model*.safetensors holds too
+_POOLING = "[0-9]_Pooling/config.json"  # of embedding models: how the last layer becomes one vector
 _CHUNK_BYTES = 1 << 18
+_FILES_AT_ONCE = 4
 _TRIES_WITHOUT_A_BYTE = 5
+_TRIES_OF_A_SPOILT_FILE = 2
+_REPORT_EVERY_S = 0.2
 
-OnBytes = Callable[[int], None]
-
-_ORIGIN_FILE = ".fireside-origin.json"
-
-
-class Origin(NamedTuple):
-    """Where the files of a folder came from; `commit` is what `revision` meant when the download began."""
-
-    repo: str
-    revision: str | None
-    commit: str
+OnReport = Callable[[Report], None]
 
 
-class RemoteFile(NamedTuple):
-    """sha256 is known for large files (LFS); git's blob id for the others."""
-
-    name: str
-    num_bytes: int
-    sha256: str | None
-    blob_id: str | None
-
-
-def fetch(repo: str, revision: str | None, folder: Path, on_progress: Progress) -> Path:
+def fetch(repo: str, revision: str | None, folder: Path, on_report: OnReport, token: str | None = None) -> Path:
     """The folder of the whole model; asks the network only where it is not there, or came from another revision.
 
+    on_report is called several times a second; what it raises ends the download, which the next call takes up.
     Raises   AppError: no such repository, a gated one, no network, nothing that can be loaded, no space, a wrong hash
     """
-    if _is_there(folder, repo, revision):
+    if is_there(folder, repo, revision):
         return folder
-    with sole_maker(folder.parent, folder.name, on_progress), _hub_errors(repo, folder):
-        if not _is_there(folder, repo, revision):
-            _download(repo, revision, folder, on_progress)
+
+    def on_waiting(stage: str, fraction: float | None) -> None:
+        on_report(Report(repo, "queued", ()))
+
+    with sole_maker(folder.parent, folder.name, on_waiting), hub_errors(repo, folder):
+        if not is_there(folder, repo, revision):
+            _download(repo, revision, folder, on_report, token)
     return folder
 
 
-def _is_there(folder: Path, repo: str, revision: str | None) -> bool:
-    """A folder without an origin was put there by hand: it is taken as it is."""
-    origin = _read_origin(folder)
-    return is_whole(folder) and (origin is None or origin[:2] == (repo, revision))
+def repair(folder: Path, on_report: OnReport, token: str | None = None) -> Path:
+    """Fetch again what `verify` finds damaged or missing, and nothing else. Raises as `fetch`."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise AppError(400, "not_downloaded", f"{folder.name} was not downloaded here: nobody knows what it should be.")
+    with sole_maker(folder.parent, folder.name, lambda stage, fraction: None), hub_errors(manifest.repo, folder):
+        _adopt(folder, growing_folder(folder))
+        _download(manifest.repo, manifest.revision, folder, on_report, token)
+    return folder
 
 
-def _download(repo: str, revision: str | None, folder: Path, on_progress: Progress) -> None:
-    on_progress(f"Asking for {repo}", None)
-    growing = folder.with_name(f".{folder.name}.download")
-    origin, files = _begin(repo, revision, growing)
-    total = sum(file.num_bytes for file in files)
-    stage = f"Downloading {repo} ({total / 1e9:.2f} GB)"
-    require_space(folder.parent, total - _bytes_there(growing, files), repo)
-    finished_bytes = 0
-    for file in files:
+def is_there(folder: Path, repo: str, revision: str | None) -> bool:
+    """A folder without a manifest was put there by hand: it is taken as it is."""
+    manifest = read_manifest(folder)
+    return is_whole(folder) and (manifest is None or manifest.is_of(repo, revision))
 
-        def on_bytes(num_bytes: int, before: int = finished_bytes) -> None:
-            on_progress(stage, (before + num_bytes) / total)
 
-        _fetch_file(origin, file, growing, on_bytes)
-        finished_bytes += file.num_bytes
+def growing_folder(folder: Path) -> Path:
+    """Where its download lies until it is whole."""
+    return folder.with_name(f".{folder.name}.download")
+
+
+def bytes_there(growing: Path, files: tuple[RemoteFile, ...]) -> int:
+    return sum(_size(growing / file.name) + _size(_partial(growing, file)) for file in files)
+
+
+def _download(repo: str, revision: str | None, folder: Path, on_report: OnReport, token: str | None) -> None:
+    on_report(Report(repo, "queued", ()))
+    growing = growing_folder(folder)
+    manifest = _begin(repo, revision, folder, growing, token)
+    require_space(folder.parent, manifest.num_bytes - bytes_there(growing, manifest.files), repo)
+    _Fetching(manifest, growing, token).run(on_report)
     _require_whole(repo, growing)
     if folder.exists():  # damaged, or of another revision
         shutil.rmtree(folder)
     os.replace(growing, folder)
+    _flush_names(folder.parent)
 
 
 def _require_whole(repo: str, growing: Path) -> None:
@@ -96,46 +97,57 @@ def _require_whole(repo: str, growing: Path) -> None:
         raise AppError(400, "bad_checkpoint", f"{repo} is no whole model: {'; '.join(faults)}.", hint=hint)
 
 
-def _begin(repo: str, revision: str | None, growing: Path) -> tuple[Origin, list[RemoteFile]]:
+def _begin(repo: str, revision: str | None, folder: Path, growing: Path, token: str | None) -> Manifest:
     """Go on with the commit that a broken download began with; else start with what `revision` means now."""
     from huggingface_hub.errors import RevisionNotFoundError
 
-    origin = _read_origin(growing)
-    if origin is not None and origin[:2] == (repo, revision):
+    damaged = read_manifest(folder)
+    if damaged is not None and damaged.is_of(repo, revision) and not growing.exists():
+        _adopt(folder, growing)
+    begun = read_manifest(growing)
+    if begun is not None and begun.is_of(repo, revision):
         try:
-            return origin, _list(repo, origin.commit)[1]
+            return _write(growing, repo, revision, list_repo(repo, begun.commit, token))
         except RevisionNotFoundError:
             pass  # rewritten history: nothing can be added to what is there
-    commit, files = _list(repo, revision)
+    listing = list_repo(repo, revision, token)
+    wanted_files(repo, listing)
     if growing.exists():
         shutil.rmtree(growing)
     growing.mkdir(parents=True)
-    origin = Origin(repo, revision, commit)
-    (growing / _ORIGIN_FILE).write_text(json.dumps(origin._asdict()), encoding="utf-8")
-    return origin, files
+    return _write(growing, repo, revision, listing)
 
 
-def _list(repo: str, revision: str | None) -> tuple[str, list[RemoteFile]]:
-    """(commit, the files that a load needs)."""
-    from huggingface_hub import HfApi
+def _write(growing: Path, repo: str, revision: str | None, listing: Listing) -> Manifest:
+    manifest = Manifest(repo, revision, listing.commit, wanted_files(repo, listing))
+    write_manifest(growing, manifest)
+    return manifest
 
-    info = HfApi().model_info(repo, revision=revision, files_metadata=True)
-    siblings = info.siblings or []
-    files = [
-        RemoteFile(found.rfilename, found.size or 0, found.lfs.sha256 if found.lfs else None, found.blob_id)
-        for found in siblings
-        if _is_wanted(found.rfilename)
-    ]
-    _require_loadable(repo, [found.rfilename for found in siblings], [file.name for file in files])
-    assert info.sha is not None, "the hub names the commit of every model_info answer"
-    return info.sha, files
+
+def _adopt(folder: Path, growing: Path) -> None:
+    """Take a damaged model back into the making, without the files that are not what they should be."""
+    manifest = read_manifest(folder)
+    if growing.exists():
+        shutil.rmtree(growing)
+    os.replace(folder, growing)
+    for file in manifest.files if manifest else ():
+        if verdict(growing / file.name, file) not in ("verified", "unverified"):
+            (growing / file.name).unlink(missing_ok=True)
+
+
+def wanted_files(repo: str, listing: Listing) -> tuple[RemoteFile, ...]:
+    """What a load needs. Raises AppError for a repository that cannot be loaded."""
+    files = tuple(file for file in listing.files if _is_wanted(file.name))
+    _require_loadable(repo, listing.names, [file.name for file in files])
+    return files
 
 
 def _is_wanted(name: str) -> bool:
     def is_any(patterns: tuple[str, ...]) -> bool:
         return any(fnmatch(name, pattern) for pattern in patterns)
 
-    return "/" not in name and "\\" not in name and is_any(_WANTED) and not is_any(_UNWANTED)
+    is_at_the_top = "/" not in name and "\\" not in name
+    return fnmatch(name, _POOLING) or (is_at_the_top and is_any(_WANTED) and not is_any(_UNWANTED))
 
 
 def _require_loadable(repo: str, names: list[str], wanted: list[str]) -> None:
@@ -154,42 +166,132 @@ def _require_loadable(repo: str, names: list[str], wanted: list[str]) -> None:
     )
 
 
-# --- one file
+# --- the files, several at once
 
 
-def _fetch_file(origin: Origin, file: RemoteFile, folder: Path, on_bytes: OnBytes) -> None:
-    path = folder / file.name
-    if path.exists():  # renamed from .partial after its check, so it is right
-        on_bytes(file.num_bytes)
-        return
-    partial = folder / f"{file.name}.partial"
-    _fill(partial, origin, file, on_bytes)
-    _check(partial, file)
-    os.replace(partial, path)
+class _Stopped(Exception):
+    """Another file, or who looks on, ended the download."""
 
 
-def _fill(partial: Path, origin: Origin, file: RemoteFile, on_bytes: OnBytes) -> None:
-    """Append to `partial` until it has the file's length. A line or server that breaks is asked again, from there."""
-    import httpx2
-    from huggingface_hub.errors import HfHubHTTPError
+class _Fetching:
+    """The files of one manifest on their way into `growing`."""
 
-    tries = 0
-    while (before := _size(partial)) != file.num_bytes:
-        on_bytes(before)
-        time.sleep(tries)
-        failure: Exception | None = None
-        try:
-            _append(partial, origin, file, on_bytes)
-        except httpx2.TransportError as error:
-            failure = error
-        except HfHubHTTPError as error:
-            if error.response.status_code < 500:
-                raise
-            failure = error
-        tries = 0 if _size(partial) > before else tries + 1
-        if tries == _TRIES_WITHOUT_A_BYTE:
-            raise failure or _wrong_length(partial, file)
-    partial.touch()  # a file of no bytes needs no request
+    def __init__(self, manifest: Manifest, growing: Path, token: str | None) -> None:
+        self._manifest, self._growing, self._token = manifest, growing, token
+        self._transfers = {file: Transfer(file.name, file.num_bytes) for file in manifest.files}
+        self._etags: dict[str, str | None] = {}
+        self._is_stopped = Event()
+
+    def run(self, on_report: OnReport) -> None:
+        """Raises the first file's failure that does not go away; what has come by then stays."""
+        speed = Speed()
+        by_size = sorted(self._manifest.files, key=lambda file: file.num_bytes)
+        with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="download") as pool:
+            try:
+                running = {pool.submit(self._fetch, file) for file in by_size}
+                while running:
+                    done, running = wait(running, timeout=_REPORT_EVERY_S, return_when="FIRST_COMPLETED")
+                    on_report(self._report(speed))
+                    _raise_first(done)
+            finally:
+                self._is_stopped.set()
+                pool.shutdown(cancel_futures=True)
+        on_report(self._report(speed))
+
+    def _report(self, speed: Speed) -> Report:
+        transfers = tuple(self._transfers.values())
+        done = sum(transfer.done_bytes for transfer in transfers)
+        is_all_here = done >= self._manifest.num_bytes
+        return Report(
+            self._manifest.repo,
+            "verifying" if is_all_here else "downloading",
+            tuple(transfer.snapshot() for transfer in transfers),
+            speed.of(done),
+        )
+
+    def _fetch(self, file: RemoteFile) -> None:
+        transfer, path = self._transfers[file], self._growing / file.name
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists():  # else renamed after its check, so it is right
+            self._fill_and_check(file, transfer, path)
+        transfer.done_bytes, transfer.state = file.num_bytes, _state(file)
+
+    def _fill_and_check(self, file: RemoteFile, transfer: Transfer, path: Path) -> None:
+        partial = _partial(self._growing, file)
+        if not file.is_known_by_hash:
+            partial.unlink(missing_ok=True)  # of an earlier process: nobody could tell whether it is right
+        for tries_left in reversed(range(_TRIES_OF_A_SPOILT_FILE)):
+            self._fill(partial, file, transfer)
+            transfer.state = "verifying"
+            _flush(partial)
+            if verdict(partial, file) in ("verified", "unverified"):
+                os.replace(partial, path)
+                return
+            failure = _spoilt(partial, file)
+            partial.unlink()
+            if not tries_left:
+                raise failure
+
+    def _fill(self, partial: Path, file: RemoteFile, transfer: Transfer) -> None:
+        """Append to `partial` until it has the file's length; what breaks off is asked for from there."""
+        import httpx2
+        from huggingface_hub.errors import HfHubHTTPError
+
+        tries = 0
+        transfer.state = "downloading"
+        while (before := _size(partial)) != file.num_bytes:
+            transfer.done_bytes = before
+            if self._is_stopped.wait(tries):
+                raise _Stopped
+            failure: Exception | None = None
+            try:
+                self._append(partial, file, transfer)
+            except httpx2.TransportError as error:
+                failure = error
+            except HfHubHTTPError as error:
+                if error.response.status_code not in BUSY:
+                    raise
+                failure = error
+            tries = 0 if _size(partial) > before else tries + 1
+            if tries == _TRIES_WITHOUT_A_BYTE:
+                raise failure or _wrong_length(partial, file)
+        partial.touch()  # a file of no bytes needs no request
+
+    def _append(self, partial: Path, file: RemoteFile, transfer: Transfer) -> None:
+        have = _size(partial)
+        if have > file.num_bytes:
+            partial.unlink()
+            have = 0
+        manifest = self._manifest
+        with opened(manifest.repo, manifest.commit, file.name, f"{have}-", self._token) as response:
+            etag = response.headers.get("etag")
+            is_other = self._etags.setdefault(file.name, etag) != etag
+            if have and is_other:  # what is to come does not belong to what is here
+                self._etags[file.name] = etag
+                partial.unlink()
+                return
+            is_from_start = response.status_code != 206
+            have = 0 if is_from_start else have
+            with partial.open("wb" if is_from_start else "ab") as out:
+                for chunk in response.iter_bytes(_CHUNK_BYTES):
+                    if self._is_stopped.is_set():
+                        raise _Stopped
+                    out.write(chunk)
+                    have += len(chunk)
+                    transfer.done_bytes = min(have, file.num_bytes)
+
+
+def _raise_first(done: set["Future[None]"]) -> None:
+    for future in done:
+        future.result()
+
+
+def _state(file: RemoteFile) -> str:
+    return "verified" if file.is_known_by_hash else "unverified"
+
+
+def _partial(folder: Path, file: RemoteFile) -> Path:
+    return folder / f"{file.name}.partial"
 
 
 def _wrong_length(partial: Path, file: RemoteFile) -> AppError:
@@ -201,110 +303,31 @@ def _wrong_length(partial: Path, file: RemoteFile) -> AppError:
     )
 
 
-def _append(partial: Path, origin: Origin, file: RemoteFile, on_bytes: OnBytes) -> None:
-    from huggingface_hub import constants, get_session, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
-
-    have = _size(partial)
-    if have > file.num_bytes:
-        partial.unlink()
-        have = 0
-    # Compressed bytes could not be counted, nor taken up in the middle.
-    headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={have}-"}
-    url = hf_hub_url(origin.repo, file.name, revision=origin.commit)
-    with get_session().stream("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
-        hf_raise_for_status(response)
-        is_from_start = response.status_code != 206
-        with partial.open("wb" if is_from_start else "ab") as out:
-            have = 0 if is_from_start else have
-            for chunk in response.iter_bytes(_CHUNK_BYTES):
-                out.write(chunk)
-                have += len(chunk)
-                on_bytes(min(have, file.num_bytes))
-
-
-def _check(path: Path, file: RemoteFile) -> None:
-    """Against the hub's own sum: sha256 for large files, git's blob id (sha1 over header and bytes) for others."""
+def _spoilt(partial: Path, file: RemoteFile) -> AppError:
     expected = file.sha256 or file.blob_id
-    found = _sha256(path) if file.sha256 else _git_blob_id(path)
-    if expected is None or found == expected:
-        return
-    path.unlink()
-    raise AppError(
+    return AppError(
         502,
         "download_corrupt",
-        f"{file.name} did not arrive as it was sent: its hash is {found}, expected {expected}.",
+        f"{file.name} did not arrive as it was sent: its hash is {found_hash(partial, file)}, expected {expected}.",
         hint="Start again: this file is fetched anew, the others are kept.",
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _git_blob_id(path: Path) -> str:
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def _bytes_there(folder: Path, files: list[RemoteFile]) -> int:
-    return sum(_size(folder / file.name) + _size(folder / f"{file.name}.partial") for file in files)
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _read_origin(folder: Path) -> Origin | None:
+def _flush(path: Path) -> None:
+    """A rename may reach the disk before the bytes it names; a power cut would then leave a whole name on holes."""
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def _flush_names(folder: Path) -> None:
+    if os.name == "nt":  # which has no way to ask for it
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        return Origin(**json.loads((folder / _ORIGIN_FILE).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-# --- what the hub says when it does not give
-
-
-@contextmanager
-def _hub_errors(repo: str, folder: Path) -> Iterator[None]:
-    """Every failure of the hub or the disk becomes an AppError with the next step."""
-    import httpx2
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    page = f"{constants.ENDPOINT}/{repo}"
-    again = "Start again: the download goes on where it stopped."
-    try:
-        yield
-    except GatedRepoError as error:
-        hint = f"Accept its terms at {page}, make a token there, and give it with `hf auth login` or HF_TOKEN."
-        raise AppError(
-            401, "gated_model", f"{repo} is given only to people who accepted its terms.", hint=hint
-        ) from error
-    except RepositoryNotFoundError as error:
-        hint = "Check the spelling (owner/name). A private one needs a token: `hf auth login` or HF_TOKEN."
-        raise AppError(404, "model_not_found", f"{page} does not exist, or is private.", hint=hint) from error
-    except RevisionNotFoundError as error:
-        hint = "Correct `revision` in models.yaml, or leave it out."
-        raise AppError(404, "model_not_found", f"{page} has no such revision.", hint=hint) from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        raise AppError(502, "download_failed", f"{page} answered with HTTP {status}.", hint=again) from error
-    except OfflineModeIsEnabled as error:
-        hint = f"Unset HF_HUB_OFFLINE, or put the model's files into {folder}."
-        raise AppError(503, "download_failed", f"{repo} is not here, and HF_HUB_OFFLINE is set.", hint=hint) from error
-    except httpx2.TransportError as error:
-        what = f"{constants.ENDPOINT} could not be reached ({type(error).__name__}: {error})."
-        hint = f"Check the network, or HF_ENDPOINT where you use a mirror. {again}"
-        raise AppError(503, "download_failed", what, hint=hint) from error
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise AppError(507, "disk_full", f"The disk of {folder} is full.", hint=f"Free some space. {again}") from error
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -70,9 +70,12 @@ class ModelShelf:
 
             return ensure_embedded(Form(entry.id), self._models_dir, on_progress)
         if entry.repo is not None:
-            from app.models.download import fetch
+            from app.models.downloader import fetch_apart
 
-            return fetch(entry.repo, entry.revision, self.folder(entry), on_progress)
+            folder = self.folder(entry)
+            return fetch_apart(
+                entry.repo, entry.revision, folder, lambda report: on_progress(report.stage, report.fraction)
+            )
         return _own_folder(self.folder(entry))
 
 

@@ -1,8 +1,6 @@
 """Downloads against a small local hub: whole, broken off, refused, spoilt."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,15 +9,17 @@ import pytest
 from safetensors.numpy import save
 
 from app.errors import AppError
-from app.models.download import fetch
-from app.models.making import Progress
+from app.models.download import OnReport, fetch, growing_folder, repair
+from app.models.download_report import Report
+from app.models.hub_token import forget_token, keep_token, read_token
+from app.models.manifest import read_manifest, verdict
 from app.models.store import problems
-from tests.app.models.fake_hub import FakeHub, running
+from tests.app.models.fake_hub import FakeHub, led_here, running
 
 REPO = "org/tiny-AWQ"
 
 
-def silent(stage: str, fraction: float | None) -> None:
+def silent(report: Report) -> None:
     pass
 
 
@@ -39,18 +39,9 @@ def model_files() -> dict[str, bytes]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    from huggingface_hub import constants
-
     with running(FakeHub(files={REPO: model_files()}, commits={REPO: "a" * 40})) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        led_here(hub, monkeypatch)
         yield hub
-
-
-def served_from(hub: FakeHub, name: str) -> list[int]:
-    """First bytes asked for, one for each request of this file."""
-    return [first for served, first in hub.served if served == name]
 
 
 def visible(folder: Path) -> set[str]:
@@ -66,14 +57,27 @@ def test_a_download_is_whole_and_holds_what_a_load_needs(hub: FakeHub, tmp_path:
     assert visible(tmp_path) == {"tiny"}
 
 
-def test_progress_grows_to_one_in_one_stage_that_tells_the_size(hub: FakeHub, tmp_path: Path) -> None:
-    seen: list[tuple[str, float | None]] = []
-    fetch(REPO, None, tmp_path / "tiny", lambda stage, fraction: seen.append((stage, fraction)))
-    fractions = [fraction for _, fraction in seen if fraction is not None]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1.0
-    assert len(fractions) > 8, "the large file alone comes in a dozen pieces"
-    assert {stage for stage, fraction in seen if fraction is not None} == {f"Downloading {REPO} (0.00 GB)"}
+def test_reports_tell_bytes_speed_and_time_left_by_file_and_in_all(hub: FakeHub, tmp_path: Path) -> None:
+    hub.pause_s = 0.01
+    seen: list[Report] = []
+    fetch(REPO, None, tmp_path / "tiny", seen.append)
+    told = [report for report in seen if report.files]
+    assert [report.done_bytes for report in told] == sorted(report.done_bytes for report in told)
+    assert told[-1].fraction == 1.0
+    assert {file.state for file in told[-1].files} == {"verified"}
+    middle = next(report for report in told if 0.1 < (report.fraction or 0) < 1 and report.bytes_per_s)
+    (large,) = (file for file in middle.files if file.name == "model.safetensors")
+    assert 0 < large.done_bytes < large.num_bytes
+    assert middle.seconds_left == pytest.approx((middle.num_bytes - middle.done_bytes) / (middle.bytes_per_s or 1))
+    assert {report.stage for report in told[:-1]} <= {f"Downloading {REPO} (0.00 GB)", f"Checking {REPO} (0.00 GB)"}
+
+
+def test_files_come_side_by_side(hub: FakeHub, tmp_path: Path) -> None:
+    hub.pause_s = 0.01
+    hub.files[REPO]["model-2.safetensors"] = hub.files[REPO]["model.safetensors"]
+    seen: list[Report] = []
+    fetch(REPO, None, tmp_path / "tiny", seen.append)
+    assert any(sum(0 < file.done_bytes < file.num_bytes for file in report.files) == 2 for report in seen)
 
 
 def test_what_is_there_asks_the_network_nothing(hub: FakeHub, tmp_path: Path) -> None:
@@ -94,12 +98,14 @@ def test_a_line_that_breaks_is_taken_up_at_the_last_byte(hub: FakeHub, tmp_path:
     hub.cut_after = [1_000_000, 1_000_000]
     folder = fetch(REPO, None, tmp_path / "tiny", silent)
     assert problems(folder) == []
-    first, second, third = served_from(hub, "model.safetensors")
+    first, second, third = hub.served_from("model.safetensors")
     assert 0 == first < second < third
 
 
-def test_a_server_that_stumbles_is_asked_again(hub: FakeHub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_stumbles_is_asked_again(hub: FakeHub, tmp_path: Path, status: int) -> None:
     hub.failures = 1
+    hub.failure = status
     assert problems(fetch(REPO, None, tmp_path / "tiny", silent)) == []
 
 
@@ -107,27 +113,29 @@ class _Cancelled(Exception):
     pass
 
 
-def cancel_at(share: float) -> Progress:
-    def on_progress(stage: str, fraction: float | None) -> None:
-        if fraction is not None and fraction >= share:
+def cancel_at(share: float) -> OnReport:
+    def on_report(report: Report) -> None:
+        if report.fraction is not None and report.fraction >= share:
             raise _Cancelled
 
-    return on_progress
+    return on_report
 
 
 def test_a_cancelled_download_is_no_model_and_goes_on_at_the_next_call(hub: FakeHub, tmp_path: Path) -> None:
+    hub.pause_s = 0.02
     with pytest.raises(_Cancelled):
         fetch(REPO, None, tmp_path / "tiny", cancel_at(0.5))
     assert visible(tmp_path) == set()
     hub.served.clear()
     folder = fetch(REPO, None, tmp_path / "tiny", silent)
     assert problems(folder) == []
-    (first,) = served_from(hub, "model.safetensors")
-    assert first > 1_000_000
-    assert served_from(hub, "config.json") == [], "finished files are kept"
+    (first,) = hub.served_from("model.safetensors")
+    assert first >= 1_000_000
+    assert hub.served_from("config.json") == [], "finished files are kept"
 
 
 def test_a_broken_download_stays_with_its_commit_when_the_branch_moves_on(hub: FakeHub, tmp_path: Path) -> None:
+    hub.pause_s = 0.01
     with pytest.raises(_Cancelled):
         fetch(REPO, None, tmp_path / "tiny", cancel_at(0.5))
     hub.requests.clear()
@@ -160,13 +168,110 @@ def test_a_folder_placed_by_hand_is_taken_as_it_is(hub: FakeHub, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_spoilt_file_is_refused_with_both_hashes_and_fetched_anew(hub: FakeHub, tmp_path: Path, name: str) -> None:
-    hub.corrupt.add(name)
+    hub.corrupt[name] = 9
     with pytest.raises(AppError, match=r"its hash is \w{40,64}, expected \w{40,64}") as refused:
         fetch(REPO, None, tmp_path / "tiny", silent)
     assert (refused.value.code, name in refused.value.message) == ("download_corrupt", True)
     assert visible(tmp_path) == set()
     hub.corrupt.clear()
     assert problems(fetch(REPO, None, tmp_path / "tiny", silent)) == []
+
+
+def test_a_file_that_was_spoilt_once_is_fetched_again_alone(hub: FakeHub, tmp_path: Path) -> None:
+    hub.corrupt["model.safetensors"] = 1
+    assert problems(fetch(REPO, None, tmp_path / "tiny", silent)) == []
+    assert hub.served_from("model.safetensors") == [0, 0]
+    assert hub.served_from("tokenizer.json") == [0]
+
+
+def test_a_server_that_ignores_ranges_is_begun_anew(hub: FakeHub, tmp_path: Path) -> None:
+    hub.ignores_range = True
+    hub.cut_after = [1_000_000]
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    assert (folder / "model.safetensors").read_bytes() == hub.files[REPO]["model.safetensors"]
+
+
+def test_bytes_of_another_version_are_never_joined(hub: FakeHub, tmp_path: Path) -> None:
+    """Without a hash only the ETag tells that the file changed between its two halves."""
+    hub.tells_no_hash = hub.changes_etag = True
+    hub.cut_after = [1_000_000]
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    assert hub.served_from("model.safetensors")[-1] == 0
+    assert (folder / "model.safetensors").read_bytes() == hub.files[REPO]["model.safetensors"]
+
+
+def test_an_empty_file_is_a_file(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files[REPO]["added_tokens.json"] = b""
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    assert (folder / "added_tokens.json").read_bytes() == b""
+
+
+def test_a_file_of_which_no_hash_is_known_is_never_called_verified(hub: FakeHub, tmp_path: Path) -> None:
+    hub.tells_no_hash = True
+    seen: list[Report] = []
+    folder = fetch(REPO, None, tmp_path / "tiny", seen.append)
+    assert {file.state for file in seen[-1].files} == {"unverified"}
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert {verdict(folder / file.name, file) for file in manifest.files} == {"unverified"}
+
+
+def test_half_a_file_without_a_hash_is_not_taken_up_by_another_process(hub: FakeHub, tmp_path: Path) -> None:
+    hub.tells_no_hash, hub.pause_s = True, 0.02
+    with pytest.raises(_Cancelled):
+        fetch(REPO, None, tmp_path / "tiny", cancel_at(0.3))
+    partial = growing_folder(tmp_path / "tiny") / "model.safetensors.partial"
+    partial.write_bytes(b"\0" * partial.stat().st_size)  # what a power cut may leave
+    hub.pause_s = 0
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    assert (folder / "model.safetensors").read_bytes() == hub.files[REPO]["model.safetensors"]
+
+
+def test_holes_that_a_power_cut_left_are_found_and_the_file_is_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
+    hub.pause_s = 0.02
+    with pytest.raises(_Cancelled):
+        fetch(REPO, None, tmp_path / "tiny", cancel_at(0.5))
+    partial = growing_folder(tmp_path / "tiny") / "model.safetensors.partial"
+    partial.write_bytes(b"\0" * partial.stat().st_size)
+    hub.pause_s = 0
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    assert (folder / "model.safetensors").read_bytes() == hub.files[REPO]["model.safetensors"]
+
+
+def test_repair_fetches_what_is_damaged_and_nothing_else(hub: FakeHub, tmp_path: Path) -> None:
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[2_000_000] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    verdicts = {file.name: verdict(folder / file.name, file) for file in manifest.files}
+    assert {name for name, found in verdicts.items() if found == "damaged"} == {"model.safetensors"}
+    hub.served.clear()
+    repair(folder, silent)
+    assert hub.served == [("model.safetensors", 0)]
+    assert (folder / "model.safetensors").read_bytes() == hub.files[REPO]["model.safetensors"]
+
+
+def test_an_embedding_model_brings_its_pooling(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files[REPO] |= {"modules.json": b"[]", "1_Pooling/config.json": b'{"pooling_mode_lasttoken": true}'}
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == b'{"pooling_mode_lasttoken": true}'
+
+
+def test_a_name_that_leads_out_of_the_folder_is_not_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files[REPO] |= {"../evil.json": b"{}", "..\\evil.json": b"{}", "a/../../evil.json": b"{}"}
+    fetch(REPO, None, tmp_path / "home" / "tiny", silent)
+    assert list(tmp_path.rglob("evil.json")) == []
+
+
+def test_a_kept_token_opens_a_gated_repository_and_nobody_else_can_read_it(hub: FakeHub, tmp_path: Path) -> None:
+    hub.gated.add(REPO)
+    assert read_token(tmp_path) is None
+    path = keep_token(tmp_path, hub.token)
+    assert os.name == "nt" or path.stat().st_mode & 0o777 == 0o600
+    assert problems(fetch(REPO, None, tmp_path / "tiny", silent, read_token(tmp_path))) == []
+    assert forget_token(tmp_path) and read_token(tmp_path) is None
 
 
 def test_a_repository_that_does_not_exist_is_named(hub: FakeHub, tmp_path: Path) -> None:
@@ -252,16 +357,3 @@ def test_offline_mode_is_told_as_what_it_is(hub: FakeHub, tmp_path: Path, monkey
     with pytest.raises(AppError, match="HF_HUB_OFFLINE is set"):
         fetch(REPO, None, tmp_path / "tiny", silent)
     assert hub.requests == []
-
-
-def test_the_users_endpoint_is_honoured(hub: FakeHub, tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from app.models.download import fetch;"
-        f"print(fetch({REPO!r}, None, Path(sys.argv[1]), lambda stage, fraction: None))"
-    )
-    root = Path(__file__).parents[3]
-    environment = os.environ | {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", code, str(tmp_path / "tiny")]
-    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert problems(tmp_path / "tiny") == []

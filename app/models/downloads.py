@@ -1,0 +1,238 @@
+"""The downloads of one models folder: one by one, paused, resumed, cancelled; what they are outlives a restart.
+
+    queued -> downloading -> verifying -> ready
+                  |  \\-> failed -> (resume) -> queued
+                  \\-> paused -> (resume) -> queued
+
+Each has a small file beside its growing folder, so that another process, or the next, knows it. What was queued or
+under way when a process ended, however it ended, is queued again by the next one that calls `take_up`.
+"""
+
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from app.errors import AppError
+from app.models.catalog import CatalogEntry
+from app.models.download import bytes_there, growing_folder
+from app.models.download_report import Report, Transfer
+from app.models.downloader import fetch_apart
+from app.models.manifest import read_manifest, write_durably
+
+_log = logging.getLogger("fireside.downloads")
+
+State = Literal["queued", "downloading", "paused", "verifying", "ready", "failed"]
+Fetch = Callable[[str, str | None, Path, Callable[[Report], None]], Path]
+_UNDER_WAY = ("queued", "downloading", "verifying")
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """error: code, message and hint of a failure. report: of its files, once they are known."""
+
+    name: str
+    repo: str
+    revision: str | None
+    state: State
+    error: dict[str, Any] | None = None
+    report: Report | None = None
+
+
+class _Halted(Exception):
+    """Somebody paused or cancelled it, or the process ends."""
+
+
+class Downloads:
+    """Called from any thread; one of its own does the work, from the first download on."""
+
+    def __init__(self, models_dir: Path, fetch: Fetch = fetch_apart) -> None:
+        self._models_dir, self._fetch = models_dir, fetch
+        self._changed = threading.Condition()
+        self._known: dict[str, Download] = {}
+        self._halting: str | None = None  # its next report ends it
+        self._is_closed = False
+        self._worker: threading.Thread | None = None
+
+    def take_up(self) -> None:
+        """Queue what an earlier process left under way. For the one that serves; a listing leaves it alone."""
+        for found in _read_all(self._models_dir):
+            if found.state in _UNDER_WAY:
+                self._put(replace(found, state="queued"))
+
+    def all(self) -> list[Download]:
+        """Those that are known here, and those that lie on the disk."""
+        with self._changed:
+            known = dict(self._known)
+        for found in _read_all(self._models_dir):
+            # Nobody here does it: at best another process does, and else it waits to be taken up.
+            known.setdefault(found.name, found)
+        return list(known.values())
+
+    def find(self, name: str) -> Download | None:
+        return next((found for found in self.all() if found.name == name), None)
+
+    def add(self, name: str, entry: CatalogEntry) -> Download:
+        """Queue it; one that is under way stays as it is. name: of its folder."""
+        assert entry.repo is not None, "only a repository is downloaded"
+        found = self.find(name)
+        with self._changed:
+            if found is not None and name in self._known and found.state in _UNDER_WAY:
+                return found
+        return self._put(Download(name, entry.repo, entry.revision, "queued"))
+
+    def pause(self, name: str) -> Download:
+        """What has come stays. Raises AppError 404, or 409 for one that is not under way."""
+        found = self._need(name, _UNDER_WAY, "under way")
+        return self._halt(replace(found, state="paused"))
+
+    def resume(self, name: str) -> Download:
+        """Raises AppError 404, or 409 for one that is under way or done."""
+        found = self._need(name, ("paused", "failed", *_UNDER_WAY), "paused")
+        if name in self._known and found.state in _UNDER_WAY:
+            return found
+        return self._put(replace(found, state="queued", error=None))
+
+    def cancel(self, name: str) -> None:
+        """Nothing of it stays. Raises AppError 404."""
+        found = self._need(name, ("queued", "downloading", "verifying", "paused", "failed"), "to be cancelled")
+        self._halt(replace(found, state="paused"))
+        with self._changed:
+            self._changed.wait_for(lambda: self._halting != name, timeout=5)
+            self._known.pop(name, None)
+        _record(self._models_dir, name).unlink(missing_ok=True)
+        shutil.rmtree(growing_folder(self._models_dir / name), ignore_errors=True)
+
+    def wait(self, name: str, on_change: Callable[[Download], None], every_s: float = 0.2) -> Download:
+        """Until it is ready, failed or paused; tells how it is meanwhile."""
+        while True:
+            with self._changed:
+                self._changed.wait(every_s)
+                found = self._known[name]
+            on_change(found)
+            if found.state not in _UNDER_WAY:
+                return found
+
+    def close(self) -> None:
+        """End the one under way: it is taken up by the next process."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._worker is not None:
+            self._worker.join(timeout=5)
+
+    def _need(self, name: str, states: tuple[str, ...], wanted: str) -> Download:
+        found = self.find(name)
+        if found is None:
+            raise AppError(404, "not_found", f"There is no download {name[:200]!r}.", param="model")
+        if found.state not in states:
+            raise AppError(409, "wrong_state", f"The download of {name} is {found.state}, not {wanted}.", param="model")
+        return found
+
+    def _put(self, download: Download) -> Download:
+        with self._changed:
+            self._set(download)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="downloads", daemon=True)
+                self._worker.start()
+        return download
+
+    def _halt(self, download: Download) -> Download:
+        with self._changed:
+            before = self._known.get(download.name)
+            if before is not None and before.state in ("downloading", "verifying"):
+                self._halting = download.name
+            self._set(download)
+        return download
+
+    def _set(self, download: Download) -> None:
+        self._known[download.name] = download
+        if download.state == "ready":
+            _record(self._models_dir, download.name).unlink(missing_ok=True)
+        else:
+            _write(self._models_dir, download)
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or self._next() is not None)
+                download = self._next()
+                if self._is_closed or download is None:
+                    return
+                self._set(replace(download, state="downloading"))
+            self._run(download)
+
+    def _next(self) -> Download | None:
+        return next((found for found in self._known.values() if found.state == "queued"), None)
+
+    def _run(self, download: Download) -> None:
+        name = download.name
+        try:
+            self._fetch(download.repo, download.revision, self._models_dir / name, lambda r: self._hear(name, r))
+            self._end(name, "ready")
+        except _Halted:
+            with self._changed:
+                self._halting = None
+                self._changed.notify_all()
+        except AppError as error:
+            self._end(name, "failed", error.as_fields())
+        except Exception as error:
+            _log.exception("downloading %s failed", name)
+            self._end(name, "failed", AppError(500, "download_failed", f"{type(error).__name__}: {error}").as_fields())
+
+    def _hear(self, name: str, report: Report) -> None:
+        with self._changed:
+            if self._is_closed or self._halting == name:
+                raise _Halted
+            known = self._known[name]
+            state: State = "verifying" if report.state == "verifying" else "downloading"
+            self._known[name] = replace(known, state=state, report=report)
+            self._changed.notify_all()
+
+    def _end(self, name: str, state: State, error: dict[str, Any] | None = None) -> None:
+        with self._changed:
+            was_halted = self._halting == name  # between its last report and its end
+            self._halting = None
+            if was_halted and state == "failed":
+                self._changed.notify_all()
+                return
+            self._set(replace(self._known[name], state=state, error=error))
+
+
+def _record(models_dir: Path, name: str) -> Path:
+    return models_dir / f".{name}.download.json"
+
+
+def _write(models_dir: Path, download: Download) -> None:
+    models_dir.mkdir(parents=True, exist_ok=True)
+    found = {key: getattr(download, key) for key in ("repo", "revision", "state", "error")}
+    write_durably(_record(models_dir, download.name), json.dumps(found))
+
+
+def _read_all(models_dir: Path) -> list[Download]:
+    paths = sorted(models_dir.glob(".*.download.json")) if models_dir.is_dir() else []
+    return [found for path in paths if (found := _read(models_dir, path)) is not None]
+
+
+def _read(models_dir: Path, path: Path) -> Download | None:
+    name = path.name.removeprefix(".").removesuffix(".download.json")
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        report = _report_on_disk(models_dir / name, found["repo"])
+        return Download(name, found["repo"], found["revision"], found["state"], found["error"], report)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _report_on_disk(folder: Path, repo: str) -> Report | None:
+    growing = growing_folder(folder)
+    manifest = read_manifest(growing)
+    if manifest is None:
+        return None
+    files = tuple(Transfer(file.name, file.num_bytes, bytes_there(growing, (file,))) for file in manifest.files)
+    return Report(repo, "queued", files)

@@ -1,0 +1,88 @@
+"""Where the files of a model's folder came from, and what each must be: kept in the folder, read by who checks it."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.models.hub import RemoteFile
+
+_FILE = ".fireside-origin.json"
+_READ_BYTES = 1 << 22
+
+Verdict = Literal["verified", "unverified", "damaged", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """commit: what `revision` meant when the download began. files: () in folders of earlier versions."""
+
+    repo: str
+    revision: str | None
+    commit: str
+    files: tuple[RemoteFile, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    def is_of(self, repo: str, revision: str | None) -> bool:
+        return (self.repo, self.revision) == (repo, revision)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    try:
+        found: dict[str, Any] = json.loads((folder / _FILE).read_text("utf-8"))
+        files = tuple(RemoteFile(*file) for file in found.get("files", ()))
+        return Manifest(found["repo"], found["revision"], found["commit"], files)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    found = {"repo": manifest.repo, "revision": manifest.revision, "commit": manifest.commit, "files": manifest.files}
+    write_durably(folder / _FILE, json.dumps(found))
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Whole or not at all, also over a power cut."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def verdict(path: Path, file: RemoteFile) -> Verdict:
+    """By the hub's own sum: sha256 for large files, git's blob id (sha1 over header and bytes) for others.
+
+    A file whose sum nobody told is "unverified", however right its length is; never "verified".
+    """
+    if not path.is_file():
+        return "missing"
+    if path.stat().st_size != file.num_bytes:
+        return "damaged"
+    if not file.is_known_by_hash:
+        return "unverified"
+    return "verified" if found_hash(path, file) == (file.sha256 or file.blob_id) else "damaged"
+
+
+def found_hash(path: Path, file: RemoteFile) -> str:
+    """Of what lies there, by the kind of sum that the hub has of this file."""
+    if file.sha256:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    for piece in _pieces(path):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as opened:
+        while piece := opened.read(_READ_BYTES):
+            yield piece
