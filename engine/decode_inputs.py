@@ -2,9 +2,12 @@
 
 A step of `rows` sequences and tables of `width` blocks lies in the buffer as
 
-    int64 [3, rows]      positions, slot_mapping, slots
-    int32 [rows]         seq_lens
+    int64 [3, held]      positions, slot_mapping, slots
+    int32 [held]         seq_lens
     int32 [rows, width]  block_table
+
+where `held` is `rows` rounded up to a multiple of 4: each begins at a multiple of 16 bytes, for which the kernels are
+compiled.
 
 Rows past the step's sequences fill it up: they have no tokens, are stored nowhere (slot_mapping -1), and feed and
 leave their ids in a slot that no sequence has.
@@ -21,6 +24,7 @@ from engine.plan import ScheduledSequence
 
 _LONGS = 3  # int64 numbers of a row
 _HEAD = 2 * _LONGS + 1  # 32-bit words of a row before its table
+_EVEN = 4  # words of 16 bytes
 _TURNS = 2  # buffers on the host: while one fills, the copy of the one before may not have begun
 
 _Array = np.ndarray[Any, Any]
@@ -32,7 +36,7 @@ class DecodeInputs:
     ) -> None:
         """spare_slot: the one that no sequence has."""
         self._block_size, self._spare_slot = block_size, spare_slot
-        num_words = max_rows * (_HEAD + max_blocks)
+        num_words = _num_words(max_rows, max_blocks)
         is_card = device.type == "cuda"
         self._on_host = [torch.zeros(num_words, dtype=torch.int32, pin_memory=is_card) for _ in range(_TURNS)]
         self._on_device = torch.zeros(num_words, dtype=torch.int32, device=device)
@@ -45,21 +49,23 @@ class DecodeInputs:
     @staticmethod
     def bytes_for(max_rows: int, max_blocks: int) -> int:
         """On the device."""
-        return 4 * (max_rows * (_HEAD + max_blocks) + max_rows + 1)
+        return 4 * (_num_words(max_rows, max_blocks) + max_rows + 1)
 
     def views(self, rows: int, width: int) -> tuple[ForwardBatch, torch.Tensor]:
         """The step as the decoder takes it, but for its token ids; and the slots [rows] int64 that have them."""
-        longs = self._on_device[: 2 * _LONGS * rows].view(torch.int64).view(_LONGS, rows)
-        rest = self._on_device[2 * _LONGS * rows :]
+        held = _held(rows)
+        longs = self._on_device[: 2 * _LONGS * held].view(torch.int64).view(_LONGS, held)[:, :rows]
+        rest = self._on_device[2 * _LONGS * held :]
         batch = ForwardBatch(
             token_ids=longs[2],
             positions=longs[0],
             slot_mapping=longs[1],
-            block_table=rest[rows : rows + rows * width].view(rows, width),
+            block_table=rest[held : held + rows * width].view(rows, width),
             seq_lens=rest[:rows],
             cu_seqlens_q=self._ones[: rows + 1],
             sample_rows=longs[2],
             max_query_len=1,
+            max_short_query_len=1,
             max_seq_len=width * self._block_size,
         )
         return batch, longs[2]
@@ -69,7 +75,7 @@ class DecodeInputs:
         self._keep_tables(sequences)
         staging = self._on_host[self._turn]
         self._turn = (self._turn + 1) % _TURNS
-        num_words = rows * (_HEAD + width)
+        num_words = _num_words(rows, width)
         self._fill(staging.numpy()[:num_words], sequences, rows)
         self._on_device[:num_words].copy_(staging[:num_words], non_blocking=True)
 
@@ -83,9 +89,9 @@ class DecodeInputs:
             self._kept[row] = (sequence.run_id, len(table))
 
     def _fill(self, words: _Array, sequences: Sequence[ScheduledSequence], rows: int) -> None:
-        size, count = self._block_size, len(sequences)
-        longs = words[: 2 * _LONGS * rows].view(np.int64).reshape(_LONGS, rows)
-        seq_lens, table = words[2 * _LONGS * rows : _HEAD * rows], words[_HEAD * rows :].reshape(rows, -1)
+        size, count, held = self._block_size, len(sequences), _held(rows)
+        longs = words[: 2 * _LONGS * held].view(np.int64).reshape(_LONGS, held)
+        seq_lens, table = words[2 * _LONGS * held : _HEAD * held], words[_HEAD * held :].reshape(rows, -1)
         starts = [sequence.start for sequence in sequences]
         longs[0, :count] = starts
         longs[1, :count] = [s.block_table[s.start // size] * size + s.start % size for s in sequences]
@@ -94,3 +100,11 @@ class DecodeInputs:
         seq_lens[:count] = longs[0, :count] + 1
         seq_lens[count:] = 0
         table[:count] = self._tables[:count, : table.shape[1]]
+
+
+def _held(rows: int) -> int:
+    return -(-rows // _EVEN) * _EVEN
+
+
+def _num_words(rows: int, width: int) -> int:
+    return _HEAD * _held(rows) + rows * width

@@ -11,18 +11,8 @@ from engine.model.spec import ModelSpec, MoeSpec
 from engine.quant.stated import Stated
 from engine.weights.held import BYTES, Headers, weights_bytes
 
-GRAPH_ROWS: tuple[int, ...] = (
-    *range(1, 17),
-    20,
-    24,
-    28,
-    32,
-    40,
-    48,
-    64,
-    96,
-    128,
-)  # of captured steps
+# Rows of captured steps.
+GRAPH_ROWS: tuple[int, ...] = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 160, 192, 224, 256)
 
 # Memory of captured steps beyond their largest activations: what cuBLAS works in (32 MiB on Hopper, 8 elsewhere); and
 # tensors below 1 MiB, for which the allocator keeps pieces of their own.
@@ -62,9 +52,11 @@ def batched_tokens(config: EngineConfig, kind: str) -> int:
     return config.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS[kind]
 
 
-def can_be_captured(spec: ModelSpec) -> bool:
-    """Experts are chosen on the host, which a graph cannot wait for."""
-    return not any(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
+def can_be_captured(spec: ModelSpec, stated: Stated | None) -> bool:
+    """As far as it can be told before the load: of experts, only those in 4 bits are computed without the host, which a
+    graph cannot wait for.
+    """
+    return stated is not None or not any(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
 
 
 def forecast(

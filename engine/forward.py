@@ -7,6 +7,7 @@ from itertools import accumulate, chain
 import torch
 
 from engine.plan import BatchPlan, ScheduledSequence
+from kernels.paged_kv import SHORT_QUERIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class ForwardBatch:
     cu_seqlens_q  [sequences + 1] int32
     sample_rows   [samples] int64, rows whose hidden state gives a token
     max_query_len, max_seq_len  of any sequence, as the host knows them
+    max_short_query_len  of those that the kernels call short; 0 where there are none
     """
 
     token_ids: torch.Tensor
@@ -28,6 +30,7 @@ class ForwardBatch:
     cu_seqlens_q: torch.Tensor
     sample_rows: torch.Tensor
     max_query_len: int
+    max_short_query_len: int
     max_seq_len: int
 
 
@@ -56,6 +59,7 @@ def forward_batch(plan: BatchPlan, block_size: int, device: torch.device, last_t
         cu_seqlens_q=moved(bounds, torch.int32),
         sample_rows=moved(sample_rows, torch.int64),
         max_query_len=max(s.num_tokens for s in sequences),
+        max_short_query_len=max((s.num_tokens for s in sequences if s.num_tokens <= SHORT_QUERIES), default=0),
         max_seq_len=max(ends),
     )
 

@@ -98,7 +98,7 @@ def _tokens(text: str, folder: str) -> tuple[int, ...]:
 
 
 def _measure(folder: str, token_ids: tuple[int, ...], options: argparse.Namespace) -> float:
-    from engine.runner import load_runner
+    from engine.loading import load_runner
 
     longest = min(options.window, len(token_ids))
     try:

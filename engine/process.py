@@ -24,7 +24,7 @@ from engine.messages import Abort, Failed, Loading, Ready, Resized, ResizeKV, Sh
 
 _log = logging.getLogger(__name__)
 
-MODEL_RUNNER = "engine.runner:load_runner"
+MODEL_RUNNER = "engine.loading:load_runner"
 
 _STATS_EVERY_S = 0.5
 

@@ -54,6 +54,7 @@ def _gpu() -> ModuleType:
     import kernels.gpu
     from kernels.gpu import (  # noqa: F401 (found as its attributes)
         activation,
+        ahead,
         attention,
         embedding,
         moe,
@@ -94,6 +95,14 @@ def tune(
     planar = [weight for weight in weights if isinstance(weight, PlanarWeight) and weight.codes.is_cuda]
     if planar and dtype is not torch.float32 and not _REFERENCE_ONLY:
         _gpu().tune.tune(planar, dtype, folder, on_progress)
+
+
+def compile_ahead(work: Callable[[], object], num_threads: int) -> int:
+    """On a card: have the kernels that `work` launches compiled side by side, without launching them.
+
+    What `work` computes is garbage, so it must index nothing by it and wait for nothing. Returns how many are new.
+    """
+    return 0 if _REFERENCE_ONLY else _gpu().ahead.compile_ahead(work, num_threads)
 
 
 def waits_for_nothing() -> bool:
@@ -201,6 +210,7 @@ def paged_attention(
     *,
     max_query_len: int,
     max_seq_len: int,
+    max_short_query_len: int | None = None,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -213,6 +223,7 @@ def paged_attention(
     seq_lens     [sequences] int32, tokens in the cache for each, these included; 0 fills up a batch: its rows become 0
     cu_seqlens_q [sequences + 1] int32, where each sequence's queries begin; the last is the number of rows of q
     max_query_len, max_seq_len  no sequence of the batch has more: what sizes the launch, as the tensors stay unread
+    max_short_query_len  no sequence of SHORT_QUERIES or fewer queries has more of them; None: as many as they may have
     window       tokens that a query sees, itself included; None sees all before it
     softcap      scores become tanh(score / softcap) * softcap; None leaves them
     Returns      [tokens, heads, head_dim] in q's dtype; softmax in fp32
@@ -231,6 +242,7 @@ def paged_attention(
             seq_lens,
             cu_seqlens_q,
             max_query_len=max_query_len,
+            max_short_query_len=max_short_query_len,
             max_seq_len=max_seq_len,
             scale=scale,
             window=window,

@@ -7,6 +7,9 @@ import torch
 
 Shape = tuple[int, int, int, int]
 
+# A sequence with so many new tokens or fewer (decode, drafts to be checked) is short: on a card its keys are split.
+SHORT_QUERIES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:

@@ -61,7 +61,7 @@ def _second_turn_s(engine: Engine, requests: Prompts) -> float:
 
 
 def _open_engine(options: argparse.Namespace) -> Engine:
-    from engine.runner import load_runner
+    from engine.loading import load_runner
 
     config = EngineConfig(
         model=model_folder(options.model), device=options.device, max_num_seqs=max(32, *options.batch)

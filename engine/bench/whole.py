@@ -11,8 +11,9 @@ from engine import environment
 from engine.bench.parts import DEFAULT_LOAD, PARTS, Bench, Sizes
 from engine.bench.shapes import dummy_checkpoint
 from engine.config import EngineConfig
+from engine.loading import load_runner, make_runner
 from engine.model_folder import model_folder
-from engine.runner import ModelRunner, load_runner, make_runner
+from engine.runner import ModelRunner
 from engine.types import MemoryReport
 
 

@@ -41,6 +41,7 @@ class Attention:
             batch.seq_lens,
             batch.cu_seqlens_q,
             max_query_len=batch.max_query_len,
+            max_short_query_len=batch.max_short_query_len,
             max_seq_len=batch.max_seq_len,
             scale=spec.scale,
             window=spec.window,

@@ -13,6 +13,8 @@ class GatedFfn:
     def __init__(self, activation: str, gate_up: Linear, down: Linear) -> None:
         self._gated, self.gate_up, self._down = _GATED[activation], gate_up, down
 
+    waits_for_nothing = True
+
     @property
     def linears(self) -> tuple[Linear, ...]:
         return self.gate_up, self._down
@@ -32,6 +34,11 @@ class Moe:
     def __init__(self, spec: MoeSpec, router: Linear, experts: tuple[GatedFfn, ...]) -> None:
         self._spec, self._router, self._experts = spec, router, experts
         self._stacks = [stack_linears(part) for part in zip(*(expert.linears for expert in experts), strict=True)]
+
+    @property
+    def waits_for_nothing(self) -> bool:
+        """Whether the host need not know which experts were chosen."""
+        return None not in self._stacks
 
     @property
     def linears(self) -> tuple[Linear, ...]:

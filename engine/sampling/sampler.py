@@ -56,6 +56,7 @@ class Sampler:
         self._vocab_size, self._eos_token_ids, self._device = vocab_size, eos_token_ids, device
         self._token_ids = torch.zeros(max_num_seqs, max_len, dtype=torch.int32, device=device)  # prompt, then answer
         self._choices = greedy_choices(max_num_seqs + 1, device) if ops.chooses_tokens(device) else None
+        self._unread_ids = torch.empty(max_num_seqs + 1, dtype=torch.int64, device=device)
         self._masks = GrammarMasks(device)
         self._seated: dict[int, int] = {}  # slot -> run whose parameters and tokens are kept there
         self._rows: tuple[int, ...] = ()
@@ -158,7 +159,8 @@ class Sampler:
 
     def _chosen(self, logits: torch.Tensor, parameters: Parameters, positions: torch.Tensor) -> torch.Tensor:
         if self._choices is not None:
-            return ops.choose_tokens(logits, parameters.slots, positions, self._choices)
+            # By the very kernel that `choose` takes: one compilation, one way of rounding.
+            return ops.choose_tokens(logits, parameters.slots, positions.int(), self._choices, self._unread_ids)
         assert parameters.draws is not None
         return choose(logits, parameters.draws, positions)
 

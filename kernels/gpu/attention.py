@@ -22,9 +22,8 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
-from kernels.paged_kv import PagedKV
+from kernels.paged_kv import SHORT_QUERIES, PagedKV
 
-MAX_SPLIT_QUERIES = 16  # of a sequence whose keys are split
 _CHUNK = 256  # keys of the shortest chunk
 _ITEMS = 256  # chunks of one sequence times KV heads, at most: more would not help a card of 132 SMs
 _LOG2_E = 1.4426950408889634
@@ -408,6 +407,7 @@ def paged_attention(
     *,
     max_query_len: int,
     max_seq_len: int,
+    max_short_query_len: int | None = None,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -417,10 +417,12 @@ def paged_attention(
         raise ValueError(f"head_dim is {cache.head_dim}; the card's kernels take up to 256. REFERENCE=1 takes any.")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     call = _Call(q, cache, block_table, seq_lens, cu_seqlens_q, out, scale, window or 0, softcap)
-    if max_query_len > MAX_SPLIT_QUERIES:
+    if max_query_len > SHORT_QUERIES:
         _attend_prompts(call)
-    if max_query_len <= MAX_SPLIT_QUERIES or len(seq_lens) > 1:
-        _attend_split(call, min(max_query_len, MAX_SPLIT_QUERIES), max_seq_len)
+    if max_short_query_len is None:
+        max_short_query_len = 0 if max_query_len > SHORT_QUERIES and len(seq_lens) == 1 else SHORT_QUERIES
+    if max_short_query_len:
+        _attend_split(call, min(max_query_len, max_short_query_len), max_seq_len)
     return out
 
 
@@ -554,14 +556,14 @@ def _split_constants(head_dim: int, most_chunks: int, rows: int, tile: Tile) -> 
         "N": tile.keys,
         "CHUNK": _CHUNK,
         "MOST_CHUNKS": most_chunks,
-        "MOST_QUERIES": MAX_SPLIT_QUERIES,
+        "MOST_QUERIES": SHORT_QUERIES,
         "MERGE_ROWS": 4,
         "MERGE_CHUNKS": 1024 // _block_d(head_dim),
     }
 
 
 def _prompt_constants(group: int, tile: Tile) -> dict[str, int]:
-    return {"M": max(tile.rows, triton.next_power_of_2(group)), "N": tile.keys, "LEAST_QUERIES": MAX_SPLIT_QUERIES + 1}
+    return {"M": max(tile.rows, triton.next_power_of_2(group)), "N": tile.keys, "LEAST_QUERIES": SHORT_QUERIES + 1}
 
 
 def _rows(num_rows: int, tile: Tile) -> int:

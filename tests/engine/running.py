@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.loading import load_runner
 from engine.plan import BatchPlan, ScheduledSequence
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.types import SamplingParams
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from engine import runner as runner_module
+from engine.checkpoint import open_checkpoint
 from engine.checks import check_params
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -30,7 +30,7 @@ def test_a_card_computes_in_the_checkpoints_16_bits_unless_they_overflow(
 ) -> None:
     tiny_checkpoint(tmp_path, family)
     edit_config(tmp_path, dtype=stored)
-    spec = runner_module.open_checkpoint(tmp_path).spec
+    spec = open_checkpoint(tmp_path).spec
     config = EngineConfig(model=str(tmp_path))
     assert compute_dtype(config, spec, "cuda") == ("bfloat16" if family in _OVERFLOWING else stored)
     assert compute_dtype(config, spec, "cpu") == "float32"

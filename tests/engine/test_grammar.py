@@ -13,7 +13,7 @@ import torch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest
-from engine.runner import load_runner
+from engine.loading import load_runner
 from engine.sampling.grammar import GrammarCompiler, GrammarMasks
 from engine.types import FinishReason, GrammarKind, GrammarSpec, SamplingParams, TokenEvent
 from tests.checkpoints import tiny_checkpoint

@@ -37,8 +37,8 @@ def decoding(
 
 
 def test_a_step_takes_the_next_larger_size() -> None:
-    assert GRAPH_ROWS[:16] == tuple(range(1, 17)) and GRAPH_ROWS[-1] == 128
-    assert [most_graph_rows(count) for count in (1, 16, 17, 33, 128, 300)] == [1, 16, 20, 40, 128, 128]
+    assert GRAPH_ROWS[:16] == tuple(range(1, 17)) and GRAPH_ROWS[-1] == 256
+    assert [most_graph_rows(count) for count in (1, 16, 17, 33, 128, 300)] == [1, 16, 20, 40, 128, 256]
 
 
 Steps = list[list[ScheduledSequence]]
@@ -152,7 +152,7 @@ def test_only_steps_of_one_token_each_that_all_sample_are_taken(runner: ModelRun
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "qwen3_moe"])
 def test_a_captured_step_has_the_bits_of_one_that_is_not(tmp_path: Path, family: str) -> None:
     tiny_checkpoint(tmp_path, family, "gptq")
     runner = load(tmp_path, "cuda", dtype="float16", max_num_seqs=40)

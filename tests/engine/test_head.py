@@ -7,8 +7,9 @@ import torch
 
 from engine.config import EngineConfig
 from engine.forecast import quantizes_head
+from engine.loading import load_runner
 from engine.quant.linear import DenseLinear, W8Linear
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from tests.checkpoints import tiny_checkpoint
 
 ESSAY = Path(__file__).parents[1] / "data" / "essay.txt"

@@ -12,6 +12,7 @@ from engine.checkpoint import open_checkpoint
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest, OutOfMemory
+from engine.loading import _expected_parts, load_runner, make_runner
 from engine.memory import (
     CPU_KV_MOST_BYTES,
     CUDA_RESERVE_BYTES,
@@ -24,11 +25,11 @@ from engine.memory import (
 )
 from engine.model.kv_cache import KVCache
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
-from engine.runner import _expected_parts, _probe_tokens, load_runner, make_runner
+from engine.probing import _first_of_each_kind, compile_kernels, probe_tokens
 from engine.types import SamplingParams
 from kernels.device import Device, open_device
 from tests.checkpoints import tiny_checkpoint
-from tests.engine.running import load, prompt
+from tests.engine.running import load, plan_of, prompt
 
 LAYER = LayerSpec(
     attention=AttentionSpec(
@@ -243,4 +244,16 @@ def test_a_context_beyond_the_models_is_refused_before_a_weight_is_read(tmp_path
 
 @pytest.mark.parametrize(("num_sequences", "wanted"), [(32, 64), (4, 511), (1, 511), (4096, 1)])
 def test_the_measured_step_leaves_its_sampled_tokens_a_place_in_the_context(num_sequences: int, wanted: int) -> None:
-    assert _probe_tokens(2048, num_sequences, max_len=512) == wanted
+    assert probe_tokens(2048, num_sequences, max_len=512) == wanted
+
+
+def test_kernels_are_compiled_by_steps_that_leave_no_trace(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path, "gemma3", "dense")
+    runner = load(tmp_path, max_num_seqs=20)
+    config, device = EngineConfig(model="m", max_num_seqs=20), Device("cpu", "a CPU")
+    plan = plan_of(runner, [(prompt(9), 0, 9)])
+    before = runner.logits(plan)
+    compile_kernels(config, runner._decoder, device, torch.float32, num_tokens=512)
+    assert torch.equal(runner.logits(plan), before)
+    kinds = [runner._decoder.spec.layers[place] for place in _first_of_each_kind(runner._decoder)]
+    assert len(kinds) == len(set(kinds)) and set(kinds) == set(runner._decoder.spec.layers)

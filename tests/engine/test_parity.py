@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 from engine import checkpoint
 from engine.engine import Engine
+from engine.loading import load_runner
 from engine.model.architectures import read_spec
 from engine.model.spec import FfnSpec, ModelSpec, MoeSpec
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.types import SamplingParams
 from engine.weights.reader import SafetensorsReader
 from tests.checkpoints import FAMILIES, FORMATS, MIXTURES, STRETCHED, tiny_checkpoint
@@ -327,9 +328,11 @@ def _run_all(engine: Engine, prompts: dict[str, list[int]], num_tokens: int, sta
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_16_bit_arithmetic_on_a_card_stays_close(tmp_path: Path, fmt: str) -> None:
-    model = tiny_checkpoint(tmp_path, "llama", fmt)
+@pytest.mark.parametrize(
+    ("family", "fmt"), [*(("llama", fmt) for fmt in FORMATS), ("mixtral", "gptq"), ("qwen3_moe", "awq_gemm")]
+)
+def test_16_bit_arithmetic_on_a_card_stays_close(tmp_path: Path, family: str, fmt: str) -> None:
+    model = tiny_checkpoint(tmp_path, family, fmt)
     # fp16 has 11 bits: 5e-4 a rounding, some dozens of them in two layers.
     assert _error_against_transformers(load(tmp_path, "cuda", dtype="float16"), model, chunk=7) < 2e-2
 

@@ -9,7 +9,8 @@ import torch
 
 from engine import perplexity
 from engine.config import EngineConfig
-from engine.runner import ModelRunner, load_runner
+from engine.loading import load_runner
+from engine.runner import ModelRunner
 from tests.checkpoints import tiny_checkpoint
 
 

@@ -13,8 +13,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.loading import load_runner
 from engine.plan import BatchPlan, PendingStep
-from engine.runner import load_runner
 from engine.types import SamplingParams
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.limits import Limits

@@ -25,8 +25,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from app.models.embedded import Form, ensure_embedded
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.loading import load_runner
 from engine.perplexity import perplexity
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.types import SamplingParams
 from tests.app.models import unpack
 from tests.engine.limits import Limits

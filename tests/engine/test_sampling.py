@@ -8,7 +8,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.runner import load_runner
+from engine.loading import load_runner
 from engine.types import SamplingParams, TokenEvent
 from tests.checkpoints import tiny_checkpoint
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, EngineError
+from engine.loading import load_runner
 from engine.quant.check import check_products
 from engine.quant.formats import open_format
 from engine.quant.kept import KeptWeights
 from engine.quant.linear import DenseLinear, Linear, LinearLoader, SplitLinear, W4Linear
-from engine.runner import load_runner
 from kernels import ops
 from kernels.gpu.planar import pack_planar
 from tests import packers

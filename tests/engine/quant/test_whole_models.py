@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint
-from engine.runner import load_runner
+from engine.loading import load_runner
 from tests import packers
 from tests.checkpoints import tiny_checkpoint
 

@@ -8,7 +8,7 @@ import torch
 
 from kernels import ops, reference
 from kernels.gpu import attention
-from kernels.paged_kv import PagedKV, empty_paged_kv
+from kernels.paged_kv import SHORT_QUERIES, PagedKV, empty_paged_kv
 from tests.kernels.gpu.where import DEVICE, DTYPES
 
 # Of the root mean square of what is right. 16 bits round the weights once, and int8's codes are compared with
@@ -67,7 +67,9 @@ class Batch:
         self.table = self.table.to(DEVICE)
 
     def attend(self, op: Callable[..., torch.Tensor] = attention.paged_attention, **options: Any) -> torch.Tensor:
-        bounds = {"max_query_len": max(self.counts), "max_seq_len": max(self.lengths), "scale": 0.15}
+        shorts = max((count for count in self.counts if count <= SHORT_QUERIES), default=0)
+        bounds: dict[str, Any] = {"max_query_len": max(self.counts), "max_short_query_len": shorts}
+        bounds |= {"max_seq_len": max(self.lengths), "scale": 0.15}
         return op(self.q, self.cache, self.table, self.seq_lens, self.bounds, **bounds | options)
 
     def error(self, **options: Any) -> float:
