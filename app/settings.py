@@ -297,7 +297,7 @@ TABLE: tuple[Setting, ...] = (
         read=_whole(1),
         allowed="a whole number of tokens, 1 or more",
         help="tokens computed in one step at most",
-        default_text="512 on a CPU, 2048 on a GPU",
+        default_text="512 on a CPU, 2048 on a GPU, 8192 on one of 40 GB",
     ),
     Setting(
         name="gpu_memory_utilization",

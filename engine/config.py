@@ -21,7 +21,8 @@ class EngineConfig:
     dtype                   arithmetic; auto is float32 on a CPU and the checkpoint's 16-bit type on a card
     max_model_len           tokens a sequence may hold; None takes the model's context, or what fits
     max_num_seqs            sequences that run at once; more wait
-    max_num_batched_tokens  tokens computed in one step at most; None picks 512 on a CPU, 2048 on a card
+    max_num_batched_tokens  tokens computed in one step at most; None picks 512 on a CPU, 2048 on a card, 8192 on
+                            one of 40 GB and more
     max_queued_requests     requests that may wait; one more is refused
     scheduler_policy        fcfs: by arrival; priority: by class and priority, which without either is by arrival too
     target_itl_ms           time between two tokens of a running answer that new prompts should not exceed

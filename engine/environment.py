@@ -15,6 +15,7 @@ _GC_THRESHOLD = 50_000
 
 
 def prepare() -> None:
+    _let_a_cards_memory_grow_in_place()
     _let_idle_threads_sleep()
     _keep_freed_memory()
 
@@ -24,6 +25,14 @@ def settle_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
+
+
+def _let_a_cards_memory_grow_in_place() -> None:
+    """Steps with prompts differ in size, and pieces of fixed sizes that fit none of the next ones pile up: after 256
+    mixed requests on Llama 3.1 8B torch held 1.7 GB more of a card than any step had used.
+    """
+    if os.name == "posix":  # torch has no such memory on Windows
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def _let_idle_threads_sleep() -> None:

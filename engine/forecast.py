@@ -16,9 +16,13 @@ GRAPH_ROWS: tuple[int, ...] = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 12
 
 # Memory of captured steps beyond their largest activations: what cuBLAS works in (32 MiB on Hopper, 8 elsewhere); and
 # tensors below 1 MiB, for which the allocator keeps pieces of their own.
-_GRAPH_LIBRARY_BYTES, GRAPH_SMALL_BYTES = 40 << 20, 6 << 20
+_GRAPH_LIBRARY_BYTES, GRAPH_SMALL_BYTES = 40 << 20, 12 << 20
 
-_DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+# Tokens of the largest step where nobody asks for a number. A card makes 4-bit weights dense once a step, so larger
+# ones are quicker; they also take memory (0.4 MB a token at Llama 3.1 8B), of which only a large card has enough.
+_CPU_TOKENS, _CARD_TOKENS, _LARGE_CARD_TOKENS = 512, 2048, 8192
+_LARGE_CARD_BYTES = 40_000_000_000
+
 _FP32_BYTES = 4
 _LIBRARIES_BYTES = 42_000_000  # what cuBLAS works in on Hopper, and the attention's parts
 
@@ -47,9 +51,13 @@ def quantizes_head(config: EngineConfig, kind: str, dtype: str, *, is_quantized:
     return kind == "cuda" and is_quantized and dtype != "float32"
 
 
-def batched_tokens(config: EngineConfig, kind: str) -> int:
+def batched_tokens(config: EngineConfig, device: Machine) -> int:
     """Of the largest step."""
-    return config.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS[kind]
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    if device.kind == "cpu":
+        return _CPU_TOKENS
+    return _LARGE_CARD_TOKENS if device.total_bytes() >= _LARGE_CARD_BYTES else _CARD_TOKENS
 
 
 def can_be_captured(spec: ModelSpec, stated: Stated | None) -> bool:
@@ -73,7 +81,7 @@ def forecast(
 
     Raises BadRequest for a context beyond the model's.
     """
-    num_tokens, max_len = batched_tokens(config, device.kind), asked_context(config, spec)
+    num_tokens, max_len = batched_tokens(config, device), asked_context(config, spec)
     head_in_8_bits = quantizes_head(config, device.kind, dtype, is_quantized=stated is not None)
     weights = weights_bytes(spec, headers, stated, device.kind, dtype, head_in_8_bits=head_in_8_bits)
     return Parts(

@@ -17,11 +17,11 @@ from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest
 from engine.forecast import batched_tokens, can_be_captured, compute_dtype, forecast, quantizes_head
 from engine.graphs import Capture, DecodeGraphs
-from engine.memory import Parts, asked_context, check_weights_fit, plan_cache
+from engine.memory import CUDA_RESERVE_BYTES, Parts, asked_context, check_weights_fit, plan_cache
 from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
-from engine.probing import compile_kernels, measure_peak, probe_plan
+from engine.probing import compile_kernels, measure_workspace, probe_plan
 from engine.quant.kept import KeptWeights
 from engine.quant.linear import packed_weights
 from engine.runner import ModelRunner
@@ -59,13 +59,15 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     expected = _expected_parts(config, checkpoint, reader, device, dtype_name)
     _, kv_dtype_name = plan_cache(config, spec, device, expected, dtype_name)  # refuses before anything is read
     grammars = GrammarCompiler(checkpoint.folder, spec.vocab_size, checkpoint.eos_token_ids)
-    decoder, weights_bytes, notes = _load_decoder(config, checkpoint, reader, device, dtype, on_progress)
+    kv_dtype = _torch_dtype(kv_dtype_name)
+    decoder, weights_bytes, notes = _load_decoder(config, checkpoint, reader, device, dtype, kv_dtype, on_progress)
 
     if config.cache_dir is not None:
         ops.tune(packed_weights(decoder.linears), dtype, Path(config.cache_dir), partial(_show_tuning, on_progress))
     parts = replace(expected, weights=weights_bytes)
     if device.kind == "cuda":
-        parts = _prepared_card(config, decoder, device, parts, _torch_dtype(kv_dtype_name), on_progress)
+        on_progress("measuring the largest step", 0.92)
+        parts = _measured(parts, config, decoder, device, kv_dtype)
     plan, kv_dtype_name = plan_cache(config, spec, device, parts, dtype_name)
     kv_dtype = _torch_dtype(kv_dtype_name)
     angle_notes = decoder.set_max_len(plan.max_model_len)
@@ -90,17 +92,23 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     return runner
 
 
-def _prepared_card(
-    config: EngineConfig, decoder: Decoder, device: Device, parts: Parts, kv_dtype: torch.dtype, on_progress: Progress
-) -> Parts:
-    """Kernels are there, and `parts` has what was measured."""
-    num_tokens, held_before = batched_tokens(config, device.kind), torch.cuda.memory_allocated()
-    if decoder.waits_for_nothing:
-        on_progress("compiling kernels (once for a card and a model; later starts are quick)", 0.87)
-        compile_kernels(config, decoder, device, kv_dtype, num_tokens)
-    on_progress("measuring the largest step", 0.92)
-    workspace = measure_peak(config, decoder, device, kv_dtype, num_tokens) - held_before
-    return replace(parts, workspace=workspace, graphs=parts.graphs if decoder.waits_for_nothing else 0)
+def expected_parts(config: EngineConfig, checkpoint: Checkpoint) -> Parts:
+    """What a load will take, told before it. Raises as `load_runner`."""
+    device = _open_device(config)
+    dtype = compute_dtype(config, checkpoint.spec, device.kind)
+    reader = checkpoint.open_reader(device.torch)
+    try:
+        return _expected_parts(config, checkpoint, reader, device, dtype)
+    finally:
+        reader.close()
+
+
+def _measured(parts: Parts, config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype) -> Parts:
+    """With the workspace as it is; torch can hold no more from now on than what is there, that, and the reserve."""
+    workspace = measure_workspace(config, decoder, device, kv_dtype)
+    graphs = parts.graphs if decoder.waits_for_nothing else 0
+    device.limit_allocations(torch.cuda.memory_allocated() + workspace + graphs + CUDA_RESERVE_BYTES)
+    return replace(parts, workspace=workspace, graphs=graphs)
 
 
 def _expected_parts(
@@ -160,7 +168,7 @@ def _model_info(
         context_length=spec.context_length,
         eos_token_ids=checkpoint.eos_token_ids,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=batched_tokens(config, device.kind),
+        max_num_batched_tokens=batched_tokens(config, device),
     )
 
 
@@ -169,6 +177,8 @@ def _open_device(config: EngineConfig) -> Device:
         device = open_device(config.device, memory_gb=config.gpu_memory_gb)
     except RuntimeError as error:
         raise BadRequest(str(error)) from error
+    if device.kind == "cuda":
+        device.limit_allocations(None)  # that of a load before
     use_threads(device, config.num_threads or usable_cores())
     return device
 
@@ -190,9 +200,12 @@ def _load_decoder(
     reader: CheckpointReader,
     device: Device,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     on_progress: Progress,
 ) -> tuple[Decoder, int, tuple[str, ...]]:
-    """The decoder, the bytes that its weights and angles take, and notes on how they were read."""
+    """The decoder, checked and on a card with its kernels; the bytes that its weights and angles take, and notes on how
+    they were read.
+    """
     spec = checkpoint.spec
     if device.kind == "cpu":
         check_weights_fit(device, reader.total_bytes())
@@ -215,6 +228,10 @@ def _load_decoder(
             raise BadCheckpoint(
                 f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}."
             )
+        if device.kind == "cuda" and decoder.waits_for_nothing:
+            on_progress("compiling kernels (once for a card and a model; later starts are quick)", 0.87)
+            compile_kernels(config, decoder, device, kv_dtype, builder.checks)
+        builder.check_products()
         notes = builder.notes
         if kept is not None:
             kept.finish(notes)

@@ -97,12 +97,13 @@ def tune(
         _gpu().tune.tune(planar, dtype, folder, on_progress)
 
 
-def compile_ahead(work: Callable[[], object], num_threads: int) -> int:
-    """On a card: have the kernels that `work` launches compiled side by side, without launching them.
+def compile_ahead(now: Callable[[], object], later: Callable[[], object], num_threads: int) -> int:
+    """On a card: have the kernels compiled that the two would launch, without launching them.
 
-    What `work` computes is garbage, so it must index nothing by it and wait for nothing. Returns how many are new.
+    Those of `now` are ready on return, those of `later` follow in threads. What the two compute is garbage, so they
+    must index nothing by it and wait for nothing. Returns how many kernels of `now` are new.
     """
-    return 0 if _REFERENCE_ONLY else _gpu().ahead.compile_ahead(work, num_threads)
+    return 0 if _REFERENCE_ONLY else _gpu().ahead.compile_ahead(now, later, num_threads)
 
 
 def waits_for_nothing() -> bool:

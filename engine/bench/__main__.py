@@ -57,6 +57,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parts.add_argument("--quant", default="gptq", help="gptq, awq or none: the form of --shape's weights")
     parts.add_argument("--dummy-weights", action="store_true", help="accepted for scripts; --shape always has them")
     parts.add_argument("--kv-gb", type=float, help="KV cache in GB (1e9 bytes); left out, what fits")
+    parts.add_argument("--gpu-memory-gb", type=float, help="act as a card of so many GB (2**30 bytes)")
     parts.add_argument("--max-num-seqs", type=int, default=256, help="requests that run at once")
     parts.add_argument("--load", type=Path, help="lengths of part d's requests")
     parts.add_argument("--profile", action="store_true", help="also the kernels of a decode step, by time (on a card)")

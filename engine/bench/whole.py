@@ -3,6 +3,7 @@
 import argparse
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,10 +11,11 @@ import psutil
 from engine import environment
 from engine.bench.parts import DEFAULT_LOAD, PARTS, Bench, Sizes
 from engine.bench.shapes import dummy_checkpoint
+from engine.checkpoint import open_checkpoint
 from engine.config import EngineConfig
-from engine.loading import load_runner, make_runner
+from engine.loading import expected_parts, make_runner
+from engine.memory import Parts
 from engine.model_folder import model_folder
-from engine.runner import ModelRunner
 from engine.types import MemoryReport
 
 
@@ -22,9 +24,14 @@ def measure(options: argparse.Namespace, sizes: Sizes = Sizes()) -> dict[str, An
         model=options.shape or model_folder(options.model),
         device=options.device,
         kv_gb=options.kv_gb,
+        gpu_memory_gb=options.gpu_memory_gb,
         max_num_seqs=options.max_num_seqs,
     )
-    runner = _open_runner(options, config)
+    checkpoint = (
+        dummy_checkpoint(options.shape, options.quant) if options.shape else open_checkpoint(Path(config.model))
+    )
+    expected = expected_parts(config, checkpoint)
+    runner = make_runner(config, checkpoint, _ignore)
     start_s = time.time() - psutil.Process().create_time()
     environment.settle_collector()
     bench = Bench(runner, config, sizes, options.load or DEFAULT_LOAD)
@@ -34,7 +41,7 @@ def measure(options: argparse.Namespace, sizes: Sizes = Sizes()) -> dict[str, An
         "device": runner.info.device,
         "engine": {"start_s": start_s},
         "parts": bench.run(options.parts or ",".join(PARTS)),
-        "memory": _memory(runner.memory),
+        "memory": _memory(runner.memory, expected),
     }
     if options.profile:
         from engine.bench.profile import profile
@@ -43,15 +50,12 @@ def measure(options: argparse.Namespace, sizes: Sizes = Sizes()) -> dict[str, An
     return result
 
 
-def _open_runner(options: argparse.Namespace, config: EngineConfig) -> ModelRunner:
-    if options.shape:
-        return make_runner(config, dummy_checkpoint(options.shape, options.quant), _ignore)
-    return load_runner(config, _ignore)
-
-
 def _ignore(stage: str, fraction: float) -> None:
     pass
 
 
-def _memory(report: MemoryReport) -> dict[str, Any]:
-    return asdict(report) | {"kv_tokens": report.kv_tokens, "notes": "; ".join(report.notes)}
+def _memory(report: MemoryReport, expected: Parts) -> dict[str, Any]:
+    """What the model takes by part, and what was forecast of that before the load."""
+    parts = {"weights_bytes": expected.weights, "workspace_bytes": expected.workspace, "graphs_bytes": expected.graphs}
+    told = {"kv_tokens": report.kv_tokens, "notes": "; ".join(report.notes), "forecast": parts}
+    return asdict(report) | told

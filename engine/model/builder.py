@@ -10,6 +10,7 @@ from engine.model.decoder import Decoder, Layer, LayerNorms
 from engine.model.ffn import GatedFfn, Moe
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, MoeSpec
 from engine.quant.base import Format
+from engine.quant.check import ProductCheck
 from engine.quant.kept import KeptWeights
 from engine.quant.linear import DenseLinear, Linear, LinearLoader, W8Linear, place, take_order
 from engine.weights.reader import CheckpointReader
@@ -44,6 +45,15 @@ class DecoderBuilder:
         """What was done to the weights while they were read, in words, one line a kind."""
         left_out = (f"Only text: what this model has for {part} is not loaded." for part in self._left_out)
         return (*self._linears.notes, *left_out)
+
+    @property
+    def checks(self) -> tuple[ProductCheck, ...]:
+        """Those still to be made: see `check_products`."""
+        return self._linears.checks
+
+    def check_products(self) -> None:
+        """What was packed is what was read: before the first token, and before it is kept. Raises EngineError."""
+        self._linears.check_products()
 
     @property
     def _left_out(self) -> list[str]:

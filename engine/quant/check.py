@@ -35,33 +35,47 @@ def check_numbers(module: QuantizedTensors) -> None:
         )
 
 
-def check_products(
-    modules: Sequence[QuantizedTensors],
-    linear: Callable[[torch.Tensor], torch.Tensor],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    """Compare `linear`, which runs on the packed weight, with the plain dequantised numbers on a few columns.
+class ProductCheck:
+    """Compares a packed weight's products with those of the plain dequantised numbers, on a few columns.
 
-    Raises EngineError where they differ: then a kernel or the packing is at fault, not the checkpoint.
+    The latter are computed here; `launch` makes the former, `check` compares, when the kernels are there.
     """
-    generator = torch.Generator().manual_seed(0)
-    num_inputs = modules[0].shape[1]
-    x = torch.randn(_ROWS[-1], num_inputs, generator=generator)
-    x[1::2] = F.one_hot(torch.linspace(0, num_inputs - 1, _ROWS[-1] // 2).long(), num_inputs).float()  # single weights
-    x = x.to(dtype)
-    columns, weights, sizes, biases = _few_columns(modules)
-    expected = x.double() @ weights + biases
-    allowed = (x.abs().double() @ sizes + biases.abs()) * max(_FP32_ERROR, 4 * torch.finfo(dtype).eps)
-    for num_rows in _ROWS:
-        got = linear(x[:num_rows].to(device))[:, columns.to(device)].double().cpu()
-        error = (got - expected[:num_rows]).abs()
-        if not bool((error <= allowed[:num_rows]).all()):
-            raise EngineError(
-                f"`{modules[0].prefix}`: the packed weight gives other products than the checkpoint's numbers, off by "
-                f"{float((error - allowed[:num_rows]).max()):.3g} more than rounding ({num_rows} rows, {dtype}). "
-                "A kernel is at fault on this machine: start with REFERENCE=1 in the environment, and report it."
-            )
+
+    def __init__(
+        self,
+        modules: Sequence[QuantizedTensors],
+        linear: Callable[[torch.Tensor], torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """linear: of all modules, on the packed weight. dtype: of the activations."""
+        self.prefix, self._linear = modules[0].prefix, linear
+        generator = torch.Generator().manual_seed(0)
+        num_inputs = modules[0].shape[1]
+        x = torch.randn(_ROWS[-1], num_inputs, generator=generator)
+        single = torch.linspace(0, num_inputs - 1, _ROWS[-1] // 2).long()
+        x[1::2] = F.one_hot(single, num_inputs).float()  # single weights
+        x = x.to(dtype)
+        columns, weights, sizes, biases = _few_columns(modules)
+        self._expected = x.double() @ weights + biases
+        self._allowed = (x.abs().double() @ sizes + biases.abs()) * max(_FP32_ERROR, 4 * torch.finfo(dtype).eps)
+        self._x, self._columns = x.to(device), columns.to(device)
+
+    def launch(self) -> list[torch.Tensor]:
+        """[rows, columns] for each number of rows."""
+        return [self._linear(self._x[:num_rows])[:, self._columns] for num_rows in _ROWS]
+
+    def check(self) -> None:
+        """Raises EngineError where they differ: then a kernel or the packing is at fault, not the checkpoint."""
+        for got in self.launch():
+            num_rows = len(got)
+            error = (got.double().cpu() - self._expected[:num_rows]).abs() - self._allowed[:num_rows]
+            if not bool((error <= 0).all()):
+                raise EngineError(
+                    f"`{self.prefix}`: the packed weight gives other products than the checkpoint's numbers, off by "
+                    f"{float(error.max()):.3g} more than rounding ({num_rows} rows, {self._x.dtype}). A kernel is at "
+                    "fault on this machine: start with REFERENCE=1 in the environment, and report it."
+                )
 
 
 def _few_columns(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from engine.errors import BadCheckpoint
 from engine.quant.base import DenseTensors, Format, QuantizedTensors, read_bias
-from engine.quant.check import check_numbers, check_products
+from engine.quant.check import ProductCheck, check_numbers
 from engine.quant.kept import KeptWeights, PackedModules
 from engine.weights.reader import CheckpointReader
 from kernels import ops
@@ -145,11 +145,22 @@ class LinearLoader:
         self._kept = kept
         # In the order of their coming, each once.
         self._notes: dict[str, None] = dict.fromkeys(kept.notes if kept else ())
-        self._checked_kinds: set[str] = set()
+        self._checks: dict[str, ProductCheck] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(self._notes)
+
+    @property
+    def checks(self) -> tuple[ProductCheck, ...]:
+        """Those still to be made: of the first packed weight of each kind."""
+        return tuple(self._checks.values())
+
+    def check_products(self) -> None:
+        """Before the first token and before anything is kept for the next load. Raises EngineError."""
+        for check in self.checks:
+            check.check()
+        self._checks.clear()
 
     def load(self, prefixes: Sequence[str], shape: tuple[int, int]) -> Linear:
         """One Linear for the modules `prefixes`, fused along N where their tensors allow it. `shape` is (N, K) of all.
@@ -249,9 +260,9 @@ class LinearLoader:
         module = modules[0]
         names = re.sub(r"\d+", "#", " ".join(module.prefix for module in modules))
         kind = f"{names} {module.bits} {module.group_size} {module.order is None}"
-        if kind not in self._checked_kinds:
-            check_products(modules, linear, self._device, self._dtype)
-            self._checked_kinds.add(kind)
+        if kind not in self._checks:
+            as_it_is = W4Linear(linear.weight, linear.shape[1], linear.order, linear.bias)  # others may take its order
+            self._checks[kind] = ProductCheck(modules, as_it_is, self._device, self._dtype)
 
 
 def place(weight: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -35,7 +35,9 @@ def choose_tokens(
     rows, vocab_size = logits.shape
     assert logits.is_contiguous()
     num_blocks = triton.cdiv(vocab_size, _BLOCK)
-    maxima, sums, kept = torch.empty(3, rows, num_blocks, dtype=torch.float32, device=logits.device).unbind()
+    # Each of the three begins at a multiple of 16 bytes, for which the kernels are compiled.
+    size = triton.cdiv(rows * num_blocks, 4) * 4
+    maxima, sums, kept = torch.empty(3, size, dtype=torch.float32, device=logits.device).unbind()
     found = torch.empty(rows, num_blocks, dtype=torch.int32, device=logits.device)
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:

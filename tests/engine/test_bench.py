@@ -29,7 +29,10 @@ def test_every_part_is_measured_on_random_weights(quant: str, tmp_path: Path) ->
     assert parts["e"]["cache_off"] == {"req_s": parts["e"]["cache_off"]["req_s"], "hit_tokens": 0}
     assert parts["e"]["cache_on"]["hit_tokens"] > 0
     assert result["engine"]["start_s"] > 0
-    assert result["memory"]["weights_bytes"] > 0
+    memory = result["memory"]
+    assert (
+        memory["forecast"]["weights_bytes"] == pytest.approx(memory["weights_bytes"], rel=0.05) and memory["kv_bytes"]
+    )
     assert result["quantization"] == (None if quant == "none" else quant)
 
 

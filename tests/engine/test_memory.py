@@ -25,7 +25,7 @@ from engine.memory import (
 )
 from engine.model.kv_cache import KVCache
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
-from engine.probing import _first_of_each_kind, compile_kernels, probe_tokens
+from engine.probing import _first_of_each_kind, _largest, compile_kernels
 from engine.types import SamplingParams
 from kernels.device import Device, open_device
 from tests.checkpoints import tiny_checkpoint
@@ -244,7 +244,7 @@ def test_a_context_beyond_the_models_is_refused_before_a_weight_is_read(tmp_path
 
 @pytest.mark.parametrize(("num_sequences", "wanted"), [(32, 64), (4, 511), (1, 511), (4096, 1)])
 def test_the_measured_step_leaves_its_sampled_tokens_a_place_in_the_context(num_sequences: int, wanted: int) -> None:
-    assert probe_tokens(2048, num_sequences, max_len=512) == wanted
+    assert _largest(EngineConfig(model="m", max_num_seqs=num_sequences), 2048, max_len=512) == (num_sequences, wanted)
 
 
 def test_kernels_are_compiled_by_steps_that_leave_no_trace(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_kernels_are_compiled_by_steps_that_leave_no_trace(tmp_path: Path) -> No
     config, device = EngineConfig(model="m", max_num_seqs=20), Device("cpu", "a CPU")
     plan = plan_of(runner, [(prompt(9), 0, 9)])
     before = runner.logits(plan)
-    compile_kernels(config, runner._decoder, device, torch.float32, num_tokens=512)
+    compile_kernels(config, runner._decoder, device, torch.float32, ())
     assert torch.equal(runner.logits(plan), before)
     kinds = [runner._decoder.spec.layers[place] for place in _first_of_each_kind(runner._decoder)]
     assert len(kinds) == len(set(kinds)) and set(kinds) == set(runner._decoder.spec.layers)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, EngineError
 from engine.loading import load_runner
-from engine.quant.check import check_products
+from engine.quant.check import ProductCheck
 from engine.quant.formats import open_format
 from engine.quant.kept import KeptWeights
 from engine.quant.linear import DenseLinear, Linear, LinearLoader, SplitLinear, W4Linear
@@ -203,10 +203,11 @@ def test_a_product_that_differs_from_the_checkpoints_numbers_stops_the_load(faul
     module = fmt.read(MemoryReader.of_module("m", packers.gptq(parts)), "m")
     linear = _loader(_GPTQ, _named("m", packers.gptq(parts))).load(["m"], (64, 128))
     assert isinstance(linear, W4Linear)
-    check_products([module], linear, _CPU, torch.float32)
+    check = ProductCheck([module], linear, _CPU, torch.float32)
+    check.check()
     linear.weight = fault(linear.weight)
     with pytest.raises(EngineError, match="`m`: the packed weight gives other products"):
-        check_products([module], linear, _CPU, torch.float32)
+        check.check()
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 100])
@@ -224,8 +225,10 @@ def test_the_load_tries_every_way_in_which_a_product_is_computed(
 
     monkeypatch.setattr(ops, "w4_linear", wrong_from)
     tensors, _ = _gptq("m", 0)
+    loader = _loader(_GPTQ, tensors)
+    loader.load(["m"], (64, 128))
     with pytest.raises(EngineError, match="A kernel is at fault"):
-        _loader(_GPTQ, tensors).load(["m"], (64, 128))
+        loader.check_products()
     assert tried
 
 
@@ -242,11 +245,7 @@ def test_a_damaged_tensor_that_no_format_looks_at_stops_the_load(tmp_path: Path)
         load_runner(EngineConfig(model=str(tmp_path), device="cpu", kv_gb=0.01), lambda stage, fraction: None)
 
 
-def test_the_products_of_a_kind_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.quant import linear
-
-    checked: list[str] = []
-    monkeypatch.setattr(linear, "check_products", lambda modules, *rest: checked.append(modules[0].prefix))
+def test_the_products_of_a_kind_are_checked_once() -> None:
     tensors = {}
     for layer in range(3):
         for name in ("q", "o"):
@@ -255,7 +254,9 @@ def test_the_products_of_a_kind_are_checked_once(monkeypatch: pytest.MonkeyPatch
     for layer in range(3):
         for name in ("q", "o"):
             loader.load([f"layers.{layer}.{name}"], (64, 128))
-    assert checked == ["layers.0.q", "layers.0.o"]
+    assert [check.prefix for check in loader.checks] == ["layers.0.q", "layers.0.o"]
+    loader.check_products()
+    assert not loader.checks
 
 
 def test_a_second_load_takes_the_packed_weights_and_reads_nothing(
