@@ -12,7 +12,10 @@ import torch
 
 from engine.quant import kept
 from engine.quant.kept import KeptWeights, PackedModules
+from kernels import ops
 from kernels.gpu.planar import pack_planar
+from tests.checkpoints import tiny_checkpoint
+from tests.engine.running import load, logits_in_chunks, prompt
 
 _HOST = torch.device("cpu")
 
@@ -119,3 +122,15 @@ def test_a_disk_that_fills_up_meanwhile_stops_nothing(checkpoint: Path, monkeypa
     store.finish([])
     assert "No space left on device" in store.note
     assert not list(checkpoint.glob("pack*"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("family", "fmt"), [("llama", "gptq_act_order"), ("mixtral", "awq_gemm")])
+def test_on_a_card_the_second_load_unpacks_nothing_and_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, fmt: str
+) -> None:
+    tiny_checkpoint(tmp_path, family, fmt)
+    tokens = prompt(20)
+    first = logits_in_chunks(load(tmp_path, "cuda", dtype="float16"), tokens, 20)
+    monkeypatch.setattr(ops, "pack_weight", None)
+    assert torch.equal(logits_in_chunks(load(tmp_path, "cuda", dtype="float16"), tokens, 20), first)
