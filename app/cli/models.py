@@ -1,15 +1,19 @@
 """`models list` and its siblings: the shelf in a terminal."""
 
 import argparse
+import getpass
 import json
+import sys
 
 from app.cli.command import Command, table
+from app.errors import AppError
 from app.models.catalog import CatalogEntry
+from app.models.downloads import Download, Downloads
 from app.models.shelf import ModelShelf
 from app.settings import Settings
 
 
-def _shelf(settings: Settings) -> ModelShelf:
+def shelf_of(settings: Settings) -> ModelShelf:
     return ModelShelf(settings.models_folder, aliases=settings.model_alias)
 
 
@@ -17,27 +21,156 @@ def _as_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _named(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a catalogue id, a repository (owner/name) or a folder")
+
+
+# --- list
+
+
 def _list(arguments: argparse.Namespace, settings: Settings) -> int:
-    shelf = _shelf(settings)
-    rows = [_row(entry, shelf) for entry in shelf.entries()]
+    shelf = shelf_of(settings)
+    downloads = {found.name: found for found in Downloads(settings.models_folder).all()}
+    rows = [_row(entry, shelf, downloads.get(shelf.folder(entry).name)) for entry in shelf.entries()]
+    listed = {shelf.folder(entry).name for entry in shelf.entries()}
+    rows += [_row_of_download(found) for name, found in downloads.items() if name not in listed]
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return 0
-    shown = [[str(row[key]) for key in ("id", "here", "format", "gb", "context", "licence")] for row in rows]
-    print(table(("MODEL", "HERE", "FORMAT", "GB", "CONTEXT", "LICENCE"), shown))
+    shown = [[str(row[key] or "") for key in ("id", "state", "format", "gb", "context", "licence")] for row in rows]
+    print(table(("MODEL", "STATE", "FORMAT", "GB", "CONTEXT", "LICENCE"), shown))
     return 0
 
 
-def _row(entry: CatalogEntry, shelf: ModelShelf) -> dict[str, object]:
-    state = shelf.state(entry)
+def _row(entry: CatalogEntry, shelf: ModelShelf, download: Download | None) -> dict[str, object]:
+    state = "ready" if shelf.state(entry).is_whole else download.state if download else ""
     return {
         "id": entry.id,
-        "here": "yes" if state.is_whole else "no",
-        "format": entry.format or "?",
-        "gb": round(entry.size_bytes / 1e9, 1) or "?",
-        "context": entry.context_length or "?",
-        "licence": entry.licence or "?",
+        "state": state,
+        "format": entry.format,
+        "gb": round(entry.size_bytes / 1e9, 1) or None,
+        "context": entry.context_length,
+        "licence": entry.licence,
     }
 
 
-COMMANDS = (Command("models list", "the models there are, and which of them lie here whole", _list, _as_json),)
+def _row_of_download(found: Download) -> dict[str, object]:
+    gb = round(found.report.num_bytes / 1e9, 1) if found.report else None
+    return {"id": found.repo, "state": found.state, "format": None, "gb": gb, "context": None, "licence": None}
+
+
+# --- pull, verify, rm, token
+
+
+def _pull(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Ctrl-C pauses: the same command goes on."""
+    shelf = shelf_of(settings)
+    entry = shelf.resolve(arguments.model)
+    if entry.repo is None:
+        print(shelf.ensure(entry, lambda stage, fraction: None))
+        return 0
+    folder = shelf.folder(entry)
+    downloads = Downloads(settings.models_folder)
+    downloads.add(folder.name, entry)
+    try:
+        done = downloads.wait(folder.name, _Bar())
+    except KeyboardInterrupt:
+        downloads.pause(folder.name)
+        print("\nPaused. The same command goes on where it stopped.", file=sys.stderr)
+        return 130
+    finally:
+        downloads.close()
+    if done.error is not None:
+        raise AppError(**done.error)
+    print(f"{folder}\n{_checked(done)}")
+    return 0
+
+
+def _checked(done: Download) -> str:
+    if done.report is None:
+        return "It lay there whole."
+    unverified = [file.name for file in done.report.files if file.state == "unverified"]
+    if not unverified:
+        return f"{len(done.report.files)} files, every one verified by its hash."
+    return f"{len(done.report.files)} files; unverified, as no hash of them is known: {', '.join(unverified)}."
+
+
+class _Bar:
+    """One line that is written over; without a terminal a line for every tenth."""
+
+    def __init__(self) -> None:
+        self._tenth = -1
+
+    def __call__(self, now: Download) -> None:
+        report = now.report
+        if report is None or report.fraction is None:
+            return
+        line = f"{report.stage}: {report.fraction:.0%}{_pace(report.bytes_per_s, report.seconds_left)}"
+        if sys.stderr.isatty():
+            print(f"\r\033[K{line}", end="\n" if now.state == "ready" else "", file=sys.stderr, flush=True)
+        elif int(report.fraction * 10) > self._tenth:
+            self._tenth = int(report.fraction * 10)
+            print(line, file=sys.stderr, flush=True)
+
+
+def _pace(bytes_per_s: float | None, seconds_left: float | None) -> str:
+    if not bytes_per_s or seconds_left is None:
+        return ""
+    minutes, seconds = divmod(round(seconds_left), 60)
+    return f", {bytes_per_s / 1e6:.1f} MB/s, {minutes}:{seconds:02} left"
+
+
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    _named(parser)
+    parser.add_argument("--repair", action="store_true", help="fetch again what is damaged or missing, and only that")
+    _as_json(parser)
+
+
+def _verify(arguments: argparse.Namespace, settings: Settings) -> int:
+    """1 where a file is not what it should be."""
+    shelf = shelf_of(settings)
+    entry = shelf.resolve(arguments.model)
+    verdicts = shelf.verify(entry)
+    is_broken = any(verdict in ("damaged", "missing") for verdict in verdicts.values())
+    if is_broken and arguments.repair:
+        shelf.repair(entry, lambda stage, fraction: None)
+        verdicts = shelf.verify(entry)
+        is_broken = any(verdict in ("damaged", "missing") for verdict in verdicts.values())
+    if arguments.json:
+        print(json.dumps(verdicts, indent=1))
+    else:
+        print(table(("FILE", "IS"), [[name, verdict] for name, verdict in verdicts.items()]))
+    if is_broken:
+        print("`--repair` fetches the damaged files again.", file=sys.stderr)
+    return int(is_broken)
+
+
+def _rm(arguments: argparse.Namespace, settings: Settings) -> int:
+    shelf = shelf_of(settings)
+    entry = shelf.resolve(arguments.model)
+    print(f"{shelf.remove(entry) / 1e9:.2f} GB freed.")
+    return 0
+
+
+def _token_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--forget", action="store_true", help="delete the one that is kept")
+
+
+def _token(arguments: argparse.Namespace, settings: Settings) -> int:
+    from app.models.hub_token import forget_token, keep_token
+
+    if arguments.forget:
+        print("Forgotten." if forget_token(settings.home) else "No token is kept.")
+        return 0
+    given = getpass.getpass("Token (from huggingface.co/settings/tokens): ") if sys.stdin.isatty() else input()
+    print(f"Kept in {keep_token(settings.home, given)}, which only you can read.")
+    return 0
+
+
+COMMANDS = (
+    Command("models list", "the models there are, and how each is", _list, _as_json),
+    Command("models pull", "download a model; Ctrl-C pauses, the same command goes on", _pull, _named),
+    Command("models verify", "hash every file of a downloaded model", _verify, _verify_arguments),
+    Command("models rm", "delete a model's files", _rm, _named),
+    Command("models token", "keep the hub's token for gated models", _token, _token_arguments),
+)

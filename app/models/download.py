@@ -17,7 +17,7 @@ from app.errors import AppError
 from app.models.download_report import Report, Speed, Transfer
 from app.models.hub import BUSY, Listing, RemoteFile, hub_errors, list_repo, opened
 from app.models.making import require_space, sole_maker
-from app.models.manifest import Manifest, found_hash, read_manifest, verdict, write_manifest
+from app.models.manifest import Manifest, found_hash, growing_folder, read_manifest, verdict, write_manifest
 from app.models.store import is_whole, problems
 
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "LICENSE*")
@@ -65,11 +65,6 @@ def is_there(folder: Path, repo: str, revision: str | None) -> bool:
     """A folder without a manifest was put there by hand: it is taken as it is."""
     manifest = read_manifest(folder)
     return is_whole(folder) and (manifest is None or manifest.is_of(repo, revision))
-
-
-def growing_folder(folder: Path) -> Path:
-    """Where its download lies until it is whole."""
-    return folder.with_name(f".{folder.name}.download")
 
 
 def bytes_there(growing: Path, files: tuple[RemoteFile, ...]) -> int:

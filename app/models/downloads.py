@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
-from app.models.download import bytes_there, growing_folder
+from app.models.download import bytes_there
 from app.models.download_report import Report, Transfer
 from app.models.downloader import fetch_apart
-from app.models.manifest import read_manifest, write_durably
+from app.models.manifest import growing_folder, read_manifest, record_file, write_durably
 
 _log = logging.getLogger("fireside.downloads")
 
@@ -104,7 +104,7 @@ class Downloads:
         with self._changed:
             self._changed.wait_for(lambda: self._halting != name, timeout=5)
             self._known.pop(name, None)
-        _record(self._models_dir, name).unlink(missing_ok=True)
+        record_file(self._models_dir, name).unlink(missing_ok=True)
         shutil.rmtree(growing_folder(self._models_dir / name), ignore_errors=True)
 
     def wait(self, name: str, on_change: Callable[[Download], None], every_s: float = 0.2) -> Download:
@@ -152,7 +152,7 @@ class Downloads:
     def _set(self, download: Download) -> None:
         self._known[download.name] = download
         if download.state == "ready":
-            _record(self._models_dir, download.name).unlink(missing_ok=True)
+            record_file(self._models_dir, download.name).unlink(missing_ok=True)
         else:
             _write(self._models_dir, download)
         self._changed.notify_all()
@@ -204,14 +204,10 @@ class Downloads:
             self._set(replace(self._known[name], state=state, error=error))
 
 
-def _record(models_dir: Path, name: str) -> Path:
-    return models_dir / f".{name}.download.json"
-
-
 def _write(models_dir: Path, download: Download) -> None:
     models_dir.mkdir(parents=True, exist_ok=True)
     found = {key: getattr(download, key) for key in ("repo", "revision", "state", "error")}
-    write_durably(_record(models_dir, download.name), json.dumps(found))
+    write_durably(record_file(models_dir, download.name), json.dumps(found))
 
 
 def _read_all(models_dir: Path) -> list[Download]:

@@ -1,4 +1,6 @@
-"""Where the files of a model's folder came from, and what each must be: kept in the folder, read by who checks it."""
+"""Where the files of a model's folder came from, and what each must be: kept in the folder, read by who checks it. And
+where a download lies until there is such a folder.
+"""
 
 import hashlib
 import json
@@ -45,6 +47,16 @@ def read_manifest(folder: Path) -> Manifest | None:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     found = {"repo": manifest.repo, "revision": manifest.revision, "commit": manifest.commit, "files": manifest.files}
     write_durably(folder / _FILE, json.dumps(found))
+
+
+def growing_folder(folder: Path) -> Path:
+    """Where a download of `folder` lies until it is whole."""
+    return folder.with_name(f".{folder.name}.download")
+
+
+def record_file(models_dir: Path, name: str) -> Path:
+    """Where the state of a download is kept until it is ready."""
+    return models_dir / f".{name}.download.json"
 
 
 def write_durably(path: Path, text: str) -> None:

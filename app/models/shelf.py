@@ -3,13 +3,16 @@
 The manager's face to this house: which models there are, which lie there whole, and "let this one lie there".
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import AppError
 from app.models.catalog import Catalog, CatalogEntry
-from app.models.making import Progress
+from app.models.download_report import Report
+from app.models.making import Progress, sole_maker
+from app.models.manifest import Verdict, growing_folder, record_file
 from app.models.store import bytes_on_disk, is_whole, problems
 
 CATALOG_FILE = Path(__file__).parents[2] / "models.yaml"
@@ -70,13 +73,65 @@ class ModelShelf:
 
             return ensure_embedded(Form(entry.id), self._models_dir, on_progress)
         if entry.repo is not None:
-            from app.models.downloader import fetch_apart
-
-            folder = self.folder(entry)
-            return fetch_apart(
-                entry.repo, entry.revision, folder, lambda report: on_progress(report.stage, report.fraction)
-            )
+            return self._fetch(entry, entry.repo, on_progress)
         return _own_folder(self.folder(entry))
+
+    def verify(self, entry: CatalogEntry) -> dict[str, Verdict]:
+        """File -> verified, unverified, damaged or missing. Reads every byte. Raises AppError where it is not here."""
+        from app.models.manifest import read_manifest, verdict
+
+        folder = self.folder(entry)
+        if not folder.is_dir():
+            raise AppError(404, "not_downloaded", f"{entry.id} is not here.", hint="`models pull` downloads it.")
+        manifest = read_manifest(folder)
+        if manifest is None:
+            return _lengths(folder)
+        return {file.name: verdict(folder / file.name, file) for file in manifest.files}
+
+    def repair(self, entry: CatalogEntry, on_progress: Progress) -> Path:
+        """Fetch again what `verify` finds damaged or missing, and only that. Raises as `ensure`."""
+        if entry.repo is None:
+            return self.ensure(entry, on_progress)
+        return self._fetch(entry, entry.repo, on_progress, repairs=True)
+
+    def remove(self, entry: CatalogEntry) -> int:
+        """Delete its files, and what came of a download. A folder of the user's own stays.
+
+        Returns the bytes that were freed. Raises AppError.
+        """
+        if entry.folder is not None:
+            what = f"{entry.folder} is a folder of your own; Fireside deletes nothing there."
+            raise AppError(400, "not_ours", what, hint="Delete it yourself.", param="model")
+        folder = self.folder(entry)
+        growing = growing_folder(folder)
+        there = [path for path in (folder, growing) if path.is_dir()]
+        if not there:
+            raise AppError(404, "not_downloaded", f"{entry.id} is not here.", param="model")
+        freed = sum(map(bytes_on_disk, there))
+        with sole_maker(self._models_dir, folder.name, lambda stage, fraction: _busy(entry.id)):
+            for path in there:
+                shutil.rmtree(path)
+        record_file(self._models_dir, folder.name).unlink(missing_ok=True)
+        return freed
+
+    def _fetch(self, entry: CatalogEntry, repo: str, on_progress: Progress, *, repairs: bool = False) -> Path:
+        from app.models.downloader import fetch_apart
+
+        def on_report(report: Report) -> None:
+            on_progress(report.stage, report.fraction)
+
+        return fetch_apart(repo, entry.revision, self.folder(entry), on_report, repairs=repairs)
+
+
+def _busy(name: str) -> None:
+    raise AppError(409, "busy", f"{name} is being downloaded or prepared.", hint="Pause or cancel that first.")
+
+
+def _lengths(folder: Path) -> dict[str, Verdict]:
+    """A folder that nobody downloaded here: no hash is known, so that the best word is "unverified"."""
+    faults = problems(folder)
+    found: dict[str, Verdict] = {path.name: "unverified" for path in sorted(folder.iterdir()) if path.is_file()}
+    return found | {fault.split(" ", 1)[0]: "missing" if "is missing" in fault else "damaged" for fault in faults}
 
 
 def _own_folder(folder: Path) -> Path:

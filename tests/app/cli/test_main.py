@@ -22,7 +22,7 @@ def test_the_list_has_every_model_of_the_catalogue_and_says_what_is_here(
 ) -> None:
     assert run(tmp_path, "models", "list", "--json") == 0
     rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["smollm2-135m-instruct"]["here"] == "no"
+    assert rows["smollm2-135m-instruct"]["state"] == ""
     assert run(tmp_path, "models", "list") == 0
     printed = capsys.readouterr().out
     assert [name for name in rows if name not in printed] == []
