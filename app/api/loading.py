@@ -5,9 +5,9 @@ A load is begun and not waited for: GET /models, or the events, tell when it is 
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import StreamingResponse
 
@@ -55,9 +55,11 @@ def loading_router(shelf: Shelf) -> APIRouter:
         return StreamingResponse(_events(shelf), media_type=SSE_TYPE, headers={"Cache-Control": "no-cache"})
 
     @router.get("/logs")
-    async def logs(model: str = "", lines: Annotated[int, Query(ge=1, le=_MOST_LINES)] = 200) -> dict[str, Any]:
+    async def logs(model: str = "", lines: str = "200") -> dict[str, Any]:
         """What the engine of a model (without a name, of the one in hand) wrote last, and when it ended."""
-        model_id, found = await shelf.log_lines(model, lines)
+        if not (lines.isascii() and lines.isdigit() and 1 <= int(lines[:9]) <= _MOST_LINES):
+            raise invalid("lines", f"lines is {echo(lines)}; it must be a whole number from 1 to {_MOST_LINES}.")
+        model_id, found = await shelf.log_lines(model, int(lines))
         return {"model": model_id, "lines": found}
 
     return router

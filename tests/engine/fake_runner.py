@@ -226,3 +226,19 @@ class _FaultyRunner(FakeRunner):
         if NO_MEMORY in first:
             raise OutOfMemory("This step needs more workspace than there is.")
         return super().submit(plan)
+
+
+def load_hanging(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
+    return _HangingRunner(max_model_len=4096, num_blocks=2048, max_num_seqs=config.max_num_seqs)
+
+
+class _HangingRunner(FakeRunner):
+    def submit(self, plan: BatchPlan) -> _FakeStep:
+        if UNLUCKY in {sequence.token_ids[0] for sequence in plan.sequences}:
+            _hang()
+        return super().submit(plan)
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(3600)

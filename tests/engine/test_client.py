@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import cast
 
 import psutil
@@ -36,10 +37,12 @@ ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
 posix_only = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
 
 
-def _start(runner: str, on_loading: Callable[[str, float], None] | None = None) -> asyncio.Future[EngineClient]:
-    config = EngineConfig(model="fake", max_num_seqs=8)
+def _start(
+    runner: str, on_loading: Callable[[str, float], None] | None = None, log_path: str | None = None
+) -> asyncio.Future[EngineClient]:
+    config, load_runner = EngineConfig(model="fake", max_num_seqs=8), f"tests.engine.fake_runner:{runner}"
     return asyncio.ensure_future(
-        EngineClient.start(config, on_loading=on_loading, load_runner=f"tests.engine.fake_runner:{runner}")
+        EngineClient.start(config, on_loading=on_loading, load_runner=load_runner, log_path=log_path)
     )
 
 
@@ -192,6 +195,25 @@ async def test_killed_child_ends_every_stream_with_the_signal_named() -> None:
         assert not client.is_alive
         with pytest.raises(EngineDied, match="SIGKILL"):
             await _answer(client, "after", (5,), ENDLESS)
+
+
+@posix_only
+async def test_a_child_that_is_given_up_says_where_it_hangs_and_everybody_gets_the_words(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    client = await _start("load_hanging", log_path=str(log))
+    dying = asyncio.create_task(client.until_ended())
+    answer = asyncio.create_task(_answer(client, "r", (UNLUCKY,), ENDLESS))
+    await _until(lambda: client.stats.last_step_age_s > 0.2)
+    assert not dying.done()
+    client.give_up("It hung.")
+    with pytest.raises(EngineDied, match=r"^It hung\.$"):
+        await answer
+    assert (await dying).message == "It hung."
+    await client.close()
+    assert not _is_running(client.pid)
+    said = log.read_text()
+    assert "Process" in said and "Ready:" in said
+    assert "in _hang" in said, "its stack"
 
 
 async def test_fault_in_a_step_ends_every_stream_and_the_child() -> None:

@@ -138,6 +138,13 @@ async def test_the_events_tell_the_state_now_and_every_change_once(monkeypatch: 
     ]
 
 
+async def test_the_engines_last_lines_are_shown(house: House) -> None:
+    assert (await house.ask("GET", "/logs?lines=2")).json() == {"model": "fake-model", "lines": ["two", "three"]}
+    error_of(await house.ask("GET", "/logs?model=none"), 404)
+    for lines in ("0", "many", "100000"):
+        error_of(await house.ask("GET", f"/logs?lines={lines}"), 400)
+
+
 # Tokens
 
 

@@ -1,0 +1,172 @@
+"""A scripted shelf and scripted engines for the manager: children that live, die and hang as a test says."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from app import settings
+from app.errors import AppError
+from app.models.catalog import CatalogEntry
+from app.models.making import Progress
+from app.models.manager import ModelManager
+from engine.config import EngineConfig
+from engine.errors import BadRequest, EngineClosed, EngineDied, EngineError
+from engine.types import (
+    ORDINARY,
+    EngineStats,
+    FinishReason,
+    MemoryReport,
+    ModelInfo,
+    SamplingParams,
+    Standing,
+    TokenEvent,
+)
+from tests.fakes import memory_report, model_info
+
+
+class Child:
+    """An engine that lives, dies and is closed. A request gets one token, and its end when `may_finish` is set."""
+
+    pid = None
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.info: ModelInfo = model_info()
+        self.memory: MemoryReport = memory_report("The context was made smaller.")
+        self.stats = EngineStats(num_steps=7)
+        self.may_finish = asyncio.Event()
+        self.death: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        self.is_closed = False
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.death.done()
+
+    def die(self, why: str = "killed by SIGKILL") -> None:
+        if self.is_alive:
+            self.death.set_result(EngineDied(why))
+
+    give_up = die
+
+    async def until_ended(self) -> EngineError:
+        return await asyncio.shield(self.death)
+
+    async def submit(
+        self, request_id: str, ids: tuple[int, ...], params: SamplingParams, standing: Standing = ORDINARY
+    ) -> AsyncGenerator[TokenEvent, None]:
+        yield TokenEvent(request_id, 1)
+        finished = asyncio.ensure_future(self.may_finish.wait())
+        await asyncio.wait({finished, self.death}, return_when=asyncio.FIRST_COMPLETED)
+        finished.cancel()
+        if not self.is_alive:
+            raise self.death.result()
+        yield TokenEvent(request_id, 2, FinishReason.STOP)
+
+    async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
+        if give_back_bytes > 100:
+            raise BadRequest("At most 100 bytes.")
+        return replace(self.memory, kv_bytes=100 - give_back_bytes)
+
+    async def close(self) -> None:
+        self.is_closed = True
+        if self.is_alive:
+            self.death.set_result(EngineClosed("closed"))
+
+
+@dataclass
+class Engines:
+    """start_engine: keeps every child; waits for `gate`; raises the next of `errors`.
+
+    finishes_at_once  its children's answers wait for nothing
+    """
+
+    children: list[Child] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    num_cancelled: int = 0
+    finishes_at_once: bool = False
+
+    @staticmethod
+    def stats_of_a_hung_one(last_step_age_s: float) -> EngineStats:
+        return EngineStats(last_step_age_s=last_step_age_s)
+
+    async def __call__(
+        self, config: EngineConfig, *, on_loading: Callable[[str, float], None], log_path: str | None
+    ) -> Child:
+        on_loading("reading weights", 0.25)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        if self.errors:
+            raise self.errors.pop(0)
+        self.children.append(Child(config))
+        if self.finishes_at_once:
+            self.children[-1].may_finish.set()
+        return self.children[-1]
+
+
+class ThreeModels:
+    """A shelf with `one` (also called `uno`), `two` and `three`. A fetch goes on until `may_end` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.num_fetches = 0
+        self.absent: set[str] = set()
+        self._entries = {
+            "one": CatalogEntry(id="one", context_length=2000, sampling={"temperature": 0.2}),
+            "two": CatalogEntry(id="two"),
+            "three": CatalogEntry(id="three"),
+        }
+
+    def entries(self) -> list[CatalogEntry]:
+        return list(self._entries.values())
+
+    def find(self, name: str) -> CatalogEntry | None:
+        return self._entries.get({"uno": "one"}.get(name, name))
+
+    def resolve(self, name: str) -> CatalogEntry:
+        found = self.find(name)
+        if found is None:
+            raise AppError(404, "model_not_found", f"no {name}")
+        return found
+
+    def is_whole(self, entry: CatalogEntry) -> bool:
+        return entry.id not in self.absent
+
+    def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
+        self.absent.discard(entry.id)
+        self.num_fetches += 1
+        while not self.may_end.wait(0.01):
+            on_progress("Fetching", 0.5)
+        return self.folder / entry.id
+
+
+@asynccontextmanager
+async def managed(home: Path, shelf: ThreeModels, engines: Engines, **chosen: Any) -> AsyncIterator[ModelManager]:
+    """One model at a time, unless `max_models` says otherwise."""
+    made = ModelManager(
+        settings.load({"home": home, "max_models": 1} | chosen, {}),
+        shelf,
+        engines,
+        text_notes=lambda folder: [f"{folder.name} has no template."],
+        retry_pause_s=0.2,
+        look_every_s=0.01,
+    )
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not claim():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,302 @@
+"""Several models, one memory: who goes for whom, in which order, and what becomes of models and requests that fail."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.chat.types import LoadedModel
+from app.errors import AppError
+from app.models.host_memory import Memory
+from app.models.manager import ModelManager
+from engine.errors import BadCheckpoint, EngineClosed, EngineDied
+from engine.types import FinishReason, SamplingParams
+from tests.app.models.scripted import Child, Engines, ThreeModels, managed, until
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> ThreeModels:
+    return ThreeModels(tmp_path)
+
+
+@pytest.fixture
+def engines() -> Engines:
+    made = Engines()
+    made.gate.set()
+    return made
+
+
+@pytest.fixture
+async def manager(tmp_path: Path, shelf: ThreeModels, engines: Engines) -> AsyncIterator[ModelManager]:
+    async with managed(tmp_path, shelf, engines) as made:
+        made.load("one")
+        await made.acquire("one")
+        yield made
+
+
+@pytest.fixture
+def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of memory, whatever this machine has."""
+    monkeypatch.setattr("app.models.room.memory_of", lambda device: Memory(10**12, 10**12))
+
+
+async def finish(model: LoadedModel, prompt: tuple[int, ...] = (1, 2)) -> FinishReason | None:
+    """The end of one answer."""
+    events = [event async for event in model.engine.submit("r", prompt, GREEDY)]
+    return events[-1].finish_reason
+
+
+async def ask(manager: ModelManager, name: str, prompt: tuple[int, ...] = (1, 2)) -> Any:
+    """One whole turn: how it ended, or its error."""
+    try:
+        async with manager.lease(name) as model:
+            return await finish(model, prompt)
+    except (AppError, EngineDied) as error:
+        return error
+
+
+# Swapping
+
+
+async def test_a_request_loads_the_model_that_it_names_once_its_predecessors_answers_have_ended(
+    manager: ModelManager, engines: Engines
+) -> None:
+    answers = [asyncio.create_task(ask(manager, "one", (i,))) for i in range(8)]
+    await asyncio.sleep(0)
+    swapping = [asyncio.create_task(ask(manager, "two", (i,))) for i in range(8)]
+    await until(lambda: "Waiting for 8 answers of one" in manager.status().stage)
+    assert not engines.children[0].is_closed and manager.status().model == "two"
+    engines.children[0].may_finish.set()
+    assert await asyncio.gather(*answers) == [FinishReason.STOP] * 8
+    await until(lambda: len(engines.children) == 2)
+    assert engines.children[0].is_closed, "the old one is gone before the new one starts"
+    engines.children[1].may_finish.set()
+    assert await asyncio.gather(*swapping) == [FinishReason.STOP] * 8
+    assert len(engines.children) == 2
+
+
+async def test_answers_that_last_too_long_end_with_an_error_of_their_own(
+    tmp_path: Path, shelf: ThreeModels, engines: Engines
+) -> None:
+    async with managed(tmp_path, shelf, engines, drain_timeout=0.05) as manager:
+        answer = asyncio.create_task(ask(manager, "one"))
+        await until(lambda: bool(engines.children))
+        assert (await manager.acquire("two")).id == "two"
+        ended = await answer
+    assert isinstance(ended, EngineClosed)
+
+
+async def test_requests_that_come_while_their_model_leaves_wait_until_it_is_back(
+    manager: ModelManager, engines: Engines
+) -> None:
+    async with manager.lease("one"):
+        two = asyncio.create_task(manager.acquire("two"))
+        await until(lambda: "Waiting for 1 answers" in manager.status().stage)
+        late = asyncio.create_task(manager.acquire("one"))
+        await asyncio.sleep(0.05)
+        assert not late.done() and not two.done()
+    assert (await two).child is engines.children[1]
+    assert (await late).child is engines.children[2]
+
+
+async def test_loads_come_in_the_order_of_asking(manager: ModelManager, engines: Engines) -> None:
+    engines.gate.clear()
+    order: list[str] = []
+
+    async def note(name: str) -> None:
+        async with manager.lease(name) as model:
+            order.append(model.id)
+
+    tasks = []
+    for name in ("three", "two", "one", "three"):
+        tasks.append(asyncio.create_task(note(name)))
+        await asyncio.sleep(0)
+    engines.gate.set()
+    await asyncio.gather(*tasks)
+    assert order == ["one", "three", "three", "two"]
+
+
+async def test_a_swap_back_and_forth_serves_everybody_between(manager: ModelManager, engines: Engines) -> None:
+    """Whoever waited for a load is served before the next model may take its place."""
+    engines.finishes_at_once = True
+    engines.children[0].may_finish.set()
+    outcomes = await asyncio.gather(*(ask(manager, name, (i,)) for i in range(5) for name in ("one", "two", "three")))
+    assert outcomes == [FinishReason.STOP] * 15
+    assert len(engines.children) == 3
+    assert [child.is_closed for child in engines.children] == [True, True, False]
+
+
+async def test_models_that_fit_stay_beside_each_other_and_the_longest_unused_goes_first(
+    tmp_path: Path, shelf: ThreeModels, engines: Engines, plenty: None
+) -> None:
+    async with managed(tmp_path, shelf, engines, max_models=2) as manager:
+        manager.load("one")
+        await manager.acquire("one")
+        await manager.acquire("two")
+        assert not engines.children[0].is_closed and manager.status().model == "one", "one stays in hand"
+        await manager.acquire("one")
+        await manager.acquire("three")
+        assert [child.is_closed for child in engines.children] == [False, True, False]
+        assert [status.model for status in manager.statuses()] == ["one", "three"]
+        assert [card.state for card in manager.cards()] == ["loaded", "unloaded", "loaded"]
+
+
+async def test_without_room_a_model_goes_even_below_the_most(
+    tmp_path: Path, shelf: ThreeModels, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.models.room.memory_of", lambda device: Memory(10**9, 10**12))
+    async with managed(tmp_path, shelf, engines, max_models=3) as manager:
+        await manager.acquire("one")
+        await manager.acquire("two")
+        assert [child.is_closed for child in engines.children] == [True, False]
+
+
+async def test_a_model_that_is_not_here_is_refused_to_requests_and_fetched_for_the_owner(
+    manager: ModelManager, shelf: ThreeModels, engines: Engines
+) -> None:
+    shelf.absent.add("two")
+    refused = await ask(manager, "two")
+    assert (refused.status, refused.code, refused.param) == (404, "model_not_downloaded", "model")
+    assert manager.status().model == "one" and manager.holds("one") and not manager.holds("two")
+    shelf.may_end.clear()
+    manager.load("two")
+    await until(lambda: manager.status().stage == "Fetching")
+    engines.children[0].may_finish.set()
+    assert await ask(manager, "one") is FinishReason.STOP, "the old one goes on while the new one is fetched"
+    shelf.may_end.set()
+    assert (await manager.acquire("")).id == "two"
+
+
+async def test_a_load_on_request_that_fails_leaves_the_hand_to_the_model_that_it_took_the_place_of(
+    manager: ModelManager, engines: Engines
+) -> None:
+    engines.errors = [BadCheckpoint("no such tensor")]
+    refused = await ask(manager, "two")
+    assert refused.code == "bad_checkpoint" and "no such tensor" in refused.text
+    assert (await manager.acquire("")).id == "one"
+
+
+async def test_an_unused_model_is_let_go_and_comes_back_with_the_next_request(
+    tmp_path: Path, shelf: ThreeModels, engines: Engines
+) -> None:
+    async with managed(tmp_path, shelf, engines, idle_timeout=0.05) as manager:
+        manager.load("one")
+        async with manager.lease("one"):
+            await asyncio.sleep(0.15)
+            assert not engines.children[0].is_closed, "it is in use"
+        await until(lambda: engines.children[0].is_closed)
+        assert (await manager.acquire("")).child is engines.children[1]
+
+
+# Failing
+
+
+async def test_a_death_ends_the_requests_and_the_next_engine_is_begun_at_once(
+    manager: ModelManager, engines: Engines
+) -> None:
+    answers = [asyncio.create_task(ask(manager, "", (i,))) for i in range(3)]
+    await asyncio.sleep(0.01)
+    engines.children[0].die("killed by SIGKILL")
+    assert [str(ended) for ended in await asyncio.gather(*answers)] == ["killed by SIGKILL"] * 3
+    await until(lambda: len(engines.children) == 2 and manager.status().state == "ready")
+    _, lines = await manager.log_lines("one", 10)
+    assert "The engine died: killed by SIGKILL" in lines[-1]
+
+
+async def test_a_death_in_a_load_costs_the_waiting_requests_nothing(manager: ModelManager, engines: Engines) -> None:
+    engines.errors = [EngineDied("killed by SIGKILL")]
+    assert (await manager.acquire("two")).child is engines.children[1]
+    assert not engines.errors
+
+
+async def test_a_model_that_fails_three_times_in_a_row_is_parked_until_it_is_loaded_by_hand(
+    manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.models.conduct._PAUSES_S", (0.0, 0.0, 0.01))
+    for count in range(3):
+        await until(lambda count=count: len(engines.children) == count + 1 and manager.status().state == "ready")  # type: ignore[misc]
+        engines.children[-1].die(f"CUDA error {count}")
+    await until(lambda: manager.status().state == "failed" and "left alone" in manager.status().error)
+    await asyncio.sleep(0.3)  # longer than the pause after a failed load
+    refused = await ask(manager, "one")
+    assert refused.code == "model_parked" and "CUDA error 2" in refused.text and len(engines.children) == 3
+    manager.load("one")
+    assert (await manager.acquire("one")).child is engines.children[3]
+
+
+async def test_an_answer_that_ends_wipes_the_slate_of_its_model(manager: ModelManager, engines: Engines) -> None:
+    for count in range(8):
+        await until(lambda count=count: len(engines.children) == count + 1 and manager.status().state == "ready")  # type: ignore[misc]
+        engines.children[-1].may_finish.set()
+        assert await ask(manager, "", (count,)) is FinishReason.STOP
+        engines.children[-1].die()
+    assert (await manager.acquire("")).child is engines.children[8]
+
+
+async def test_a_request_that_was_there_at_two_deaths_is_refused_and_no_other(
+    manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.models.conduct._PAUSES_S", (0.0, 0.0, 0.01))
+    for count in range(2):
+        killer = asyncio.create_task(ask(manager, "", (6, 6, 6)))
+        others = [asyncio.create_task(ask(manager, "", (6, 6, 6))) for _ in range(2)]  # one request with n = 3
+        await until(lambda count=count: len(engines.children) == count + 1 and manager.status().state == "ready")  # type: ignore[misc]
+        await asyncio.sleep(0.01)
+        engines.children[-1].die()
+        assert {type(ended) for ended in await asyncio.gather(killer, *others)} == {EngineDied}
+    refused = await ask(manager, "", (6, 6, 6))
+    assert (refused.status, refused.code) == (400, "request_ends_engine")
+    engines.children[-1].may_finish.set()
+    assert await ask(manager, "", (6, 6, 7)) is FinishReason.STOP
+    manager.load("one")
+    assert await ask(manager, "", (6, 6, 6)) is FinishReason.STOP, "loaded by hand, all is forgiven"
+
+
+async def test_an_engine_of_which_no_step_ends_is_ended_and_begun_again(
+    tmp_path: Path, shelf: ThreeModels, engines: Engines
+) -> None:
+    async with managed(tmp_path, shelf, engines, step_timeout=5.0) as manager:
+        answer = asyncio.create_task(ask(manager, "one"))
+        await until(lambda: bool(engines.children))
+        engines.children[0].stats = engines.stats_of_a_hung_one(4.9)
+        await asyncio.sleep(0.05)
+        assert not answer.done()
+        engines.children[0].stats = engines.stats_of_a_hung_one(5.1)
+        ended = await answer
+        assert isinstance(ended, EngineDied) and "no step ended for 5 s" in ended.message
+        await until(lambda: len(engines.children) == 2)
+
+
+async def test_closing_cuts_an_answer_that_was_let_go_on(manager: ModelManager, engines: Engines) -> None:
+    answer = asyncio.create_task(ask(manager, "one"))
+    await asyncio.sleep(0.01)
+    swap = asyncio.create_task(ask(manager, "two"))
+    await until(lambda: "Waiting for 1 answers" in manager.status().stage)
+    async with asyncio.timeout(5):
+        await manager.close()
+    assert isinstance(await answer, EngineClosed)
+    assert (await swap).code == "shutting_down"
+    assert all(isinstance(child, Child) and child.is_closed for child in engines.children)
+
+
+async def test_the_seconds_left_are_those_of_the_last_load(
+    tmp_path: Path, shelf: ThreeModels, engines: Engines
+) -> None:
+    (tmp_path / "load-times.json").write_text('{"one": 40.0, "two": "long"}')
+    engines.gate.clear()
+    async with managed(tmp_path, shelf, engines) as manager:
+        manager.load("one")
+        await until(lambda: manager.status().stage == "reading weights")
+        left = manager.status().seconds_left
+        assert left is not None and 30 < left <= 40
+        engines.gate.set()
+        await manager.acquire("one")
+        engines.gate.clear()
+        manager.load("two")
+        await until(lambda: manager.status().model == "two" and manager.status().stage == "reading weights")
+        left = manager.status().seconds_left
+        assert left is not None and left < 30, "a quarter was done at once"
