@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from app import running
 from app import settings as settings_module
 from app.background import in_daemon_thread
 from app.errors import AppError
@@ -259,6 +260,7 @@ class _Run:
         ended = asyncio.Event()
         _begin_watch(asyncio.get_running_loop(), ended)
         print(f"Fireside is starting at {self._url} (Ctrl-C ends it).", flush=True)
+        running.leave_note(self._settings.home, self._url)
         manager = await in_daemon_thread(lambda: new_manager(self._settings))
         manager.check(self._settings.model)
         manager.load(self._settings.model)  # the child starts now; it has more to import than we have
@@ -273,6 +275,7 @@ class _Run:
             serving.cancel()
         else:
             self._server.should_exit = True
+        running.take_note_away(self._settings.home)
         await manager.close()  # open answers end with an error, so the server has nothing to wait for
         with contextlib.suppress(asyncio.CancelledError):
             await serving

@@ -46,7 +46,7 @@ _TORCH_HALF = (
     *("kernels.choices", "kernels.virtual_memory", "kernels.w8", "kernels.gpu.planar"),
 )
 _WORDS = ("engine.types", "engine.errors")
-_BELOW = ("app.errors", "app.settings", "app.background")
+_BELOW = ("app.errors", "app.settings", "app.background", "app.running")
 
 # Room -> what of ours it may import; a room is a module or a package with all that is in it. The closest row counts.
 MAY_IMPORT = {

@@ -1,0 +1,102 @@
+"""`models load`, `unload`, `logs` and `chat` against a served API over scripted engines."""
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.cli import main as cli
+from app.running import leave_note, noted_url, take_note_away
+from tests.clients.stage import Stage, model_folder
+from tests.fakes import FakeHealth, Script, ids
+
+Run = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    script = Script(token_ids=ids("Hello you."))
+    with Stage(model_folder(tmp_path_factory.mktemp("cli") / "byte-model"), script) as running:
+        yield running
+
+
+@pytest.fixture
+def run(stage: Stage, tmp_path: Path) -> Run:
+    stage.house.shelf.now = FakeHealth()
+    stage.house.shelf.asked.clear()
+    leave_note(tmp_path, stage.url)
+    return lambda *words: cli.main([*words, "--home", str(tmp_path)])
+
+
+def test_a_load_is_followed_until_the_model_answers(run: Run, stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    ready = FakeHealth(model="owner/other-4bit")
+    threading.Timer(0.5, lambda: setattr(stage.house.shelf, "now", ready)).start()
+    assert run("models", "load", "owner/other-4bit") == 0
+    assert capsys.readouterr().out == "owner/other-4bit is loaded.\n"
+    assert stage.house.shelf.asked == ["load owner/other-4bit"]
+
+
+def test_a_load_that_fails_ends_with_1_and_the_reason(
+    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = FakeHealth(state="failed", model="owner/other-4bit", detail="It needs 9 GB.")
+    threading.Timer(0.5, lambda: setattr(stage.house.shelf, "now", failed)).start()
+    assert run("models", "load", "owner/other-4bit") == 1
+    assert capsys.readouterr().err == "It needs 9 GB.\n"
+    assert run("models", "load", "nothing") == 1
+    assert "There is no model 'nothing'" in capsys.readouterr().err
+
+
+def test_unloading_takes_the_model_in_hand_unless_one_is_named(
+    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("models", "unload") == 0 and stage.house.shelf.asked == ["unload fake-model"]
+    assert "its memory is free" in capsys.readouterr().out
+    assert run("models", "unload", "owner/other-4bit") == 1
+    assert "is not loaded" in capsys.readouterr().err
+
+
+def test_the_logs_are_printed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "logs", "--lines", "2") == 0
+    assert capsys.readouterr().out == "two\nthree\n"
+
+
+def test_one_question_or_what_is_piped_in_is_answered_without_a_word_more(
+    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("chat", "Hi?", "--system", "Be brief.", "--max-tokens", "50") == 0
+    assert capsys.readouterr().out == "Hello you.\n"
+    assert "Be brief." in stage.last_prompt() and stage.last_params().max_tokens == 50
+    monkeypatch.setattr("sys.stdin", io.StringIO("piped\n"))
+    assert run("chat") == 0
+    assert capsys.readouterr().out == "Hello you.\n" and "piped" in stage.last_prompt()
+
+
+def test_a_conversation_remembers_and_obeys(
+    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = iter(["first", "second\\", "line", "/undo", "third", "/new", "/nonsense", "/model none", "fourth", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(typed))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    before = len(stage.engine.submitted)
+    assert run("chat") == 0
+    prompts = [bytes(t for t in prompt if t < 256).decode() for _, prompt, _ in stage.engine.submitted[before:]]
+    assert [("first" in p, "second\nline" in p, "third" in p, "fourth" in p) for p in prompts] == [
+        (True, False, False, False),
+        (True, True, False, False),
+        (True, False, True, False),
+        (False, False, False, True),
+    ]
+    told = capsys.readouterr()
+    assert told.out.count("Hello you.") == 4
+    assert "There is no /nonsense" in told.err and "There is no model 'none'" in told.err
+
+
+def test_without_a_server_the_way_to_one_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave_note(tmp_path, "http://127.0.0.1:9")
+    assert cli.main(["models", "unload", "--home", str(tmp_path)]) == 1
+    assert "Start Fireside with `python launch.py`" in capsys.readouterr().err
+    take_note_away(tmp_path)
+    assert noted_url(tmp_path) is None
