@@ -46,6 +46,10 @@ _TORCH_HALF = (
     *("kernels.choices", "kernels.virtual_memory", "kernels.w8", "kernels.gpu.planar"),
 )
 _WORDS = ("engine.types", "engine.errors")
+_FORECAST = (
+    *("engine.model.architectures", "engine.model.spec", "engine.quant.stated", "engine.memory"),
+    "engine.forecast",
+)
 _BELOW = ("app.errors", "app.settings", "app.background", "app.running")
 
 # Room -> what of ours it may import; a room is a module or a package with all that is in it. The closest row counts.
@@ -56,7 +60,7 @@ MAY_IMPORT = {
     "app.chat": ("app.chat", *_BELOW, *_WORDS),
     "app.api": ("app.api", "app.chat", "app.models", "app.history", *_BELOW, *_WORDS),
     "app.ui": ("app.ui", "app.chat", "app.models", "app.history", *_BELOW),
-    "app.models": ("app.models", "app.chat.types", *_BELOW, *_WORDS, "engine.client", "engine.config"),
+    "app.models": ("app.models", "app.chat.types", *_BELOW, *_WORDS, "engine.client", "engine.config", *_FORECAST),
     "app.cli": ("app.cli", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.llm": ("app.llm", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.server": ("app", "engine.client"),
