@@ -15,14 +15,14 @@ Work = Callable[[], object]
 
 
 def compile_ahead(now: Work, later: Work, num_threads: int) -> int:
-    """Call both with every launch left out. The kernels of `now` are ready on return, those of `later` follow in
-    threads; who launches one of these before compiles it too. Returns how many kernels of `now` are new.
+    """Call both with every launch left out. The kernels of `now` are ready on return, those of `later` are compiled in
+    threads meanwhile; who launches one of these before that compiles it too. Returns how many of `now` are new.
 
     What the work computes is garbage, so it must index nothing by it and wait for nothing.
     """
     threads = ThreadPoolExecutor(num_threads, "compile")
     first = _asked_for(now, _Loading(threads))
-    for kernel in _asked_for(later, _Loading(threads)):
+    for kernel in _asked_for(later, threads):
         kernel.future.add_done_callback(lambda _, kernel=kernel: kernel.result(ignore_errors=True))
     threads.shutdown(wait=False)
     for kernel in first:

@@ -24,7 +24,7 @@ def graph_us(case: Case, ring: int) -> float:
         case(0)  # compiles what is not compiled yet
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for i in range(ring):
                 case(i)
         graph.replay()

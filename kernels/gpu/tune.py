@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 import triton
 
+from kernels.device import usable_cores
 from kernels.gpu import table, w4_gemm
+from kernels.gpu.ahead import compile_ahead
 from kernels.gpu.planar import PlanarWeight
 from kernels.gpu.table import Config
 from kernels.gpu.timing import graph_us, ring_size
@@ -42,9 +44,11 @@ def tune(
     results = _read(path)
     tasks = [(shape, b) for b in _BUCKETS for shape in by_shape if str(b) not in results.get(shape, {})]
     end = time.monotonic() + _BUDGET_S
-    for done, (shape, bucket) in enumerate(tasks):
+    trials = [_Trial(by_shape[shape], bucket, dtype) for shape, bucket in tasks]
+    _compile(trials)
+    for done, ((shape, bucket), trial) in enumerate(zip(tasks, trials, strict=True)):
         on_progress(done / len(tasks))
-        if (fastest := _fastest(by_shape[shape], bucket, dtype, end)) is None:
+        if (fastest := trial.fastest(end)) is None:
             break
         results.setdefault(shape, {})[str(bucket)] = list(astuple(fastest))
     if tasks:
@@ -70,20 +74,42 @@ def candidates(card: table.Card, num_outputs: int, num_inputs: int, bucket: int,
     return list(found.values())[:5]
 
 
-def _fastest(weights: Sequence[PlanarWeight], bucket: int, dtype: torch.dtype, end: float) -> Config | None:
-    """None: time is up."""
-    first = weights[0]
-    device = first.codes.device
-    configs = candidates(table.card_of(device), first.num_outputs, first.num_inputs, bucket, first.num_steps)
-    x = torch.zeros(bucket, first.num_inputs, dtype=dtype, device=device)
-    out = torch.empty(bucket, first.num_outputs, dtype=dtype, device=device)
-    times = []
-    for config in configs:
-        if time.monotonic() > end:
-            return None
-        times.append(_time(config, x, weights, out))
-    best = min(range(len(configs)), key=times.__getitem__)
-    return configs[best if times[best] < times[0] * (1 - _MIN_GAIN) else 0]
+class _Trial:
+    """The candidates for products of one shape and bucket, over a ring of its weights."""
+
+    def __init__(self, weights: Sequence[PlanarWeight], bucket: int, dtype: torch.dtype) -> None:
+        first = weights[0]
+        device = first.codes.device
+        self._weights = weights
+        self._configs = candidates(table.card_of(device), first.num_outputs, first.num_inputs, bucket, first.num_steps)
+        self._x = torch.zeros(bucket, first.num_inputs, dtype=dtype, device=device)
+        self._out = torch.empty(bucket, first.num_outputs, dtype=dtype, device=device)
+
+    def launch(self) -> None:
+        """Each candidate once."""
+        for config in self._configs:
+            w4_gemm.launch(config, self._x, self._weights[0], None, None, self._out)
+
+    def fastest(self, end: float) -> Config | None:
+        """None: time is up."""
+        times = []
+        for config in self._configs:
+            if time.monotonic() > end:
+                return None
+            times.append(_time(config, self._x, self._weights, self._out))
+        best = min(range(len(times)), key=times.__getitem__)
+        return self._configs[best if times[best] < times[0] * (1 - _MIN_GAIN) else 0]
+
+
+def _compile(trials: Sequence[_Trial]) -> None:
+    """The first ones now, the others while these are measured."""
+    num_first = len(trials) // len(_BUCKETS)
+
+    def launch(some: Sequence[_Trial]) -> None:
+        for trial in some:
+            trial.launch()
+
+    compile_ahead(lambda: launch(trials[:num_first]), lambda: launch(trials[num_first:]), usable_cores())
 
 
 def _time(config: Config, x: torch.Tensor, weights: Sequence[PlanarWeight], out: torch.Tensor) -> float:
