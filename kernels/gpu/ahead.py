@@ -21,10 +21,12 @@ def compile_ahead(now: Work, later: Work, num_threads: int) -> int:
     What the work computes is garbage, so it must index nothing by it and wait for nothing.
     """
     threads = ThreadPoolExecutor(num_threads, "compile")
-    first = _asked_for(now, _Loading(threads))
-    for kernel in _asked_for(later, threads):
-        kernel.future.add_done_callback(lambda _, kernel=kernel: kernel.result(ignore_errors=True))
-    threads.shutdown(wait=False)
+    try:
+        first = _asked_for(now, _Loading(threads))
+        for kernel in _asked_for(later, threads):
+            kernel.future.add_done_callback(lambda _, kernel=kernel: kernel.result(ignore_errors=True))
+    finally:
+        threads.shutdown(wait=False)
     for kernel in first:
         kernel.result()
     return len(first)
