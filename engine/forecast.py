@@ -15,8 +15,8 @@ from engine.weights.held import BYTES, Headers, weights_bytes
 GRAPH_ROWS: tuple[int, ...] = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 160, 192, 224, 256)
 
 # Memory of captured steps beyond their largest activations: what cuBLAS works in (32 MiB on Hopper, 8 elsewhere); and
-# tensors below 1 MiB, for which the allocator keeps pieces of their own.
-_GRAPH_LIBRARY_BYTES, GRAPH_SMALL_BYTES = 40 << 20, 12 << 20
+# tensors below 1 MiB, for which the allocator keeps pieces of their own. The others it gets in pieces of 20 MiB.
+_GRAPH_LIBRARY_BYTES, GRAPH_SMALL_BYTES, _GRAPH_PIECE_BYTES = 40 << 20, 8 << 20, 20 << 20
 
 # Tokens of the largest step where nobody asks for a number. A card makes 4-bit weights dense once a step, so larger
 # ones are quicker; they also take memory (0.4 MB a token at Llama 3.1 8B), of which only a large card has enough.
@@ -129,4 +129,4 @@ def graphs_bytes(spec: ModelSpec, max_num_seqs: int, itemsize: int) -> int:
     rows = most_graph_rows(max_num_seqs)
     widest = max(layer.ffn.widest for layer in spec.layers) + 4 * spec.hidden_size
     step = rows * (spec.vocab_size * (itemsize + 4) + 2 * widest * itemsize)
-    return step + _GRAPH_LIBRARY_BYTES + GRAPH_SMALL_BYTES
+    return -(-(step + _GRAPH_LIBRARY_BYTES) // _GRAPH_PIECE_BYTES) * _GRAPH_PIECE_BYTES + GRAPH_SMALL_BYTES

@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest
 from engine.forecast import batched_tokens, can_be_captured, compute_dtype, forecast, quantizes_head
 from engine.graphs import Capture, DecodeGraphs
-from engine.memory import CUDA_RESERVE_BYTES, Parts, asked_context, check_weights_fit, plan_cache
+from engine.memory import Parts, asked_context, check_weights_fit, plan_cache
 from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
@@ -67,7 +67,8 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     parts = replace(expected, weights=weights_bytes)
     if device.kind == "cuda":
         on_progress("measuring the largest step", 0.92)
-        parts = _measured(parts, config, decoder, device, kv_dtype)
+        workspace = measure_workspace(config, decoder, device, kv_dtype)
+        parts = replace(parts, workspace=workspace, graphs=parts.graphs if decoder.waits_for_nothing else 0)
     plan, kv_dtype_name = plan_cache(config, spec, device, parts, dtype_name)
     kv_dtype = _torch_dtype(kv_dtype_name)
     angle_notes = decoder.set_max_len(plan.max_model_len)
@@ -101,14 +102,6 @@ def expected_parts(config: EngineConfig, checkpoint: Checkpoint) -> Parts:
         return _expected_parts(config, checkpoint, reader, device, dtype)
     finally:
         reader.close()
-
-
-def _measured(parts: Parts, config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype) -> Parts:
-    """With the workspace as it is; torch can hold no more from now on than what is there, that, and the reserve."""
-    workspace = measure_workspace(config, decoder, device, kv_dtype)
-    graphs = parts.graphs if decoder.waits_for_nothing else 0
-    device.limit_allocations(torch.cuda.memory_allocated() + workspace + graphs + CUDA_RESERVE_BYTES)
-    return replace(parts, workspace=workspace, graphs=graphs)
 
 
 def _expected_parts(
@@ -177,8 +170,6 @@ def _open_device(config: EngineConfig) -> Device:
         device = open_device(config.device, memory_gb=config.gpu_memory_gb)
     except RuntimeError as error:
         raise BadRequest(str(error)) from error
-    if device.kind == "cuda":
-        device.limit_allocations(None)  # that of a load before
     use_threads(device, config.num_threads or usable_cores())
     return device
 

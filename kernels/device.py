@@ -36,11 +36,6 @@ class Device:
             return torch.cuda.mem_get_info()[1] - self.left_out_bytes
         return psutil.virtual_memory().total
 
-    def limit_allocations(self, num_bytes: int | None) -> None:
-        """Have torch hold at most so much of a card, what it keeps for reuse included; None lifts the limit."""
-        share = 1.0 if num_bytes is None else num_bytes / torch.cuda.mem_get_info()[1]
-        torch.cuda.set_per_process_memory_fraction(min(share, 1.0))
-
     def holders(self) -> list[tuple[str, int]]:
         """Programs that hold a card's memory and how much, the largest first; none where nobody can tell."""
         return _holders() if self.kind == "cuda" else []
