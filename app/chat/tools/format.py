@@ -80,10 +80,13 @@ class ToolParser:
         self._go_on()
         return self._finds.take()
 
-    def finish(self) -> Found:
+    def finish(self, *, is_cut: bool = False) -> Found:
+        """What was held back. `is_cut`: more would have come; what so far is only the beginning of a call is no text."""
         self._source.is_over = True
         self._go_on()
-        return self._finds.take()
+        found = self._finds.take()
+        is_of_a_call = bool(found.content.strip()) and (self.num_calls > 0 or not self._format.at_start)
+        return Found("", found.calls) if is_cut and is_of_a_call else found
 
     def _go_on(self) -> None:
         if not self._is_done:
