@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from app.chat.types import ChatDelta, ScoredToken, Timings, ToolCall, ToolCallDelta, Usage
@@ -174,4 +175,12 @@ def arguments_of(text: str) -> dict[str, Any]:
 def sse(frame: dict[str, Any], *, event: str = "") -> bytes:
     """One server-sent event; with its name where the dialect names them."""
     head = f"event: {event}\n".encode() if event else b""
-    return head + b"data: " + orjson.dumps(frame) + b"\n\n"
+    return head + b"data: " + json_bytes(frame) + b"\n\n"
+
+
+def json_bytes(value: object) -> bytes:
+    """What clients and models write is given back: their numbers may have more than 64 bits."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return to_json(value, inf_nan_mode="null")

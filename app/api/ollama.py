@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse
 
 from app.api.body import body_schema, read_body
-from app.api.dialect import Answer, arguments_of, parts_of
+from app.api.dialect import Answer, arguments_of, json_bytes, parts_of
 from app.api.embeddings import InputBody, Vectors
 from app.api.errors import error_response, ollama_body
 from app.api.ids import engine_request_id
@@ -129,7 +128,7 @@ class OllamaChat:
                 yield self._line(text=part.text)
         if delta.finish_reason is not None:
             yield from self._finished_call()
-            yield orjson.dumps(self.ended(_end_of(delta), delta.finish_reason)) + b"\n"
+            yield json_bytes(self.ended(_end_of(delta), delta.finish_reason)) + b"\n"
 
     def keep_alive(self) -> bytes:
         """A line that is no object would break its clients."""
@@ -139,7 +138,7 @@ class OllamaChat:
         return ()
 
     def failure(self, error: AppError) -> Sequence[bytes]:
-        return [orjson.dumps(ollama_body(error)) + b"\n"]
+        return [json_bytes(ollama_body(error)) + b"\n"]
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         (answer,) = answers
@@ -169,7 +168,7 @@ class OllamaChat:
             yield self._line(calls=(call,))
 
     def _line(self, text: str = "", reasoning: str = "", calls: Sequence[ToolCall] = ()) -> bytes:
-        return orjson.dumps(self._frame(text, reasoning, calls) | {"done": False}) + b"\n"
+        return json_bytes(self._frame(text, reasoning, calls) | {"done": False}) + b"\n"
 
     def _frame(self, text: str, reasoning: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
         return {"model": self._model, "created_at": _now(), **self._said(text, reasoning, calls)}

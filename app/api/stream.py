@@ -12,11 +12,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.dialect import Answer, Dialect, WholeDialect
+from app.api.dialect import Answer, Dialect, WholeDialect, json_bytes
 from app.api.errors import internal_error
 from app.chat.types import ChatDelta
 from app.errors import AppError
@@ -58,7 +57,7 @@ class WholeReply(Response):
                 while merged.open:
                     index, delta = await merged.next()
                     answers[index].add(delta)
-                reply = Response(orjson.dumps(self._whole_dialect.whole(answers)), media_type="application/json")
+                reply = Response(json_bytes(self._whole_dialect.whole(answers)), media_type="application/json")
             except Exception as error:
                 reply = self._whole_dialect.refusal(_app_error(error))
         await reply(scope, receive, send)

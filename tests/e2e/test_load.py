@@ -80,6 +80,7 @@ async def test_many_streams_stay_apart_and_those_who_leave_leave_nothing(stage: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_many_streams_of_the_real_model_are_each_the_answer_alone(embedded_home: Path) -> None:
     server = Server(embedded_home)
     try:
@@ -92,7 +93,7 @@ async def test_many_streams_of_the_real_model_are_each_the_answer_alone(embedded
 async def _play_real(server: Server) -> None:
     engine, app = server.engine_process(), psutil.Process(server.process.pid)
 
-    fields = {"temperature": 0, "max_tokens": 40}
+    fields = {"temperature": 0, "max_tokens": 24}
     questions = [f"Write one sentence about the number {number}." for number in range(REAL_STREAMS)]
     async with http_client(server.url) as http:
         alone = [await ask(http, question, None, **fields) for question in questions]

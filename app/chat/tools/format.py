@@ -81,7 +81,7 @@ class ToolParser:
         return self._finds.take()
 
     def finish(self, *, is_cut: bool = False) -> Found:
-        """What was held back. `is_cut`: more would have come; what so far is only the beginning of a call is no text."""
+        """What was held back. `is_cut`: more would have come, and what is only the beginning of a call is no text."""
         self._source.is_over = True
         self._go_on()
         found = self._finds.take()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.app.api.house import USER, House
-from tests.fakes import Script, byte_model_folder, ids
+from tests.fakes import Script, byte_model_folder, ids, model_info
 
 HUGE = "x" * 10_000_000
 CHAT = "/v1/chat/completions"
@@ -82,3 +82,16 @@ async def test_a_hostile_body_is_refused_and_the_next_request_served(house: Hous
     assert error["message"] and len(error["message"]) < 1000
     assert house.engine.running == set()
     assert (await house.chat()).json()["choices"][0]["message"]["content"] == "ok"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_number_of_more_than_64_bits_is_given_back_as_it_was_written(house: House, stream: bool) -> None:
+    number = 10**30
+    body = {"model": "", "input": "Hi", "text": {"verbosity": number}, "stream": stream}
+    assert f'"verbosity":{number}' in (await house.ask("POST", "/v1/responses", json=body)).text
+    call = f'<tool_call>{{"name": "f", "arguments": {{"at": {number}}}}}</tool_call>'
+    caller = House(house.source.model.folder, Script(token_ids=ids(call)))
+    caller.source.model.info = model_info(max_model_len=1000)
+    tool = function(parameters={"properties": {"at": {"minimum": number}}})
+    body = {"model": "", "messages": [USER], "tools": [tool], "stream": stream}
+    assert f'{{"at":{number}}}' in (await caller.ask("POST", "/api/chat", json=body)).text
