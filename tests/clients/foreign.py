@@ -1,7 +1,8 @@
 """Clients that do not live in this Python: Node's, and those whose packages do not go with ours.
 
 Such a client is a script that plays its checks against a stage and prints a JSON line for each, {"feature", "error"};
-its test file has one case a feature. What it needs is installed once, into `CACHE`, by the contents of its pins.
+its test file is a `frame` of it, with one case a feature. What it needs is installed once, into `CACHE`, by what its
+pins say.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,29 @@ _INSTALL_S, _RUN_S = 900, 120
 Results = Mapping[str, str | None]
 
 
-def cells(*features: str) -> pytest.MarkDecorator:
+def frame(command: Callable[[], list[str]], *features: str) -> tuple[Any, Any, Any]:
+    """What the test file of a script has: the fixture `results`, a case for each feature, and one for leaving.
+
+    results, test_a_check, test_leaving_aborts_in_the_engine = frame(lambda: ..., "chat", ...)
+    """
+
+    @pytest.fixture(scope="module")
+    def results(stage: Stage) -> Results:
+        return play_script(command(), stage)
+
+    @_cells(*features)
+    def test_a_check(feature: str, results: Results) -> None:
+        assert results[feature] is None
+
+    @_cells("abort")
+    def test_leaving_aborts_in_the_engine(feature: str, results: Results, stage: Stage) -> None:
+        assert results[feature] is None
+        stage.until_left(1)
+
+    return results, test_a_check, test_leaving_aborts_in_the_engine
+
+
+def _cells(*features: str) -> pytest.MarkDecorator:
     """One case a feature, each marked with what it proves."""
     cases = [pytest.param(feature, marks=pytest.mark.proves(feature)) for feature in features]
     return pytest.mark.parametrize("feature", cases)

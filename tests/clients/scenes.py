@@ -5,10 +5,10 @@ A token is a byte, so every character of several bytes and every tag and stop st
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import EngineDied
+from engine.errors import EngineDied, EngineError, TooManyRequests
 from engine.types import FinishReason
 from tests.fakes import Script, ids
 
@@ -39,15 +39,17 @@ class Scene:
     says       token by token
     pause_s    before each token but the first
     breaks_at  the engine is lost before this token
+    error      how
     """
 
     says: str
     finish: FinishReason = FinishReason.STOP
     pause_s: float = 0.0
     breaks_at: int | None = None
+    error: EngineError = field(default_factory=lambda: EngineDied("The engine ended."))
 
     def script(self) -> Script:
-        error = None if self.breaks_at is None else EngineDied("The engine ended.")
+        error = None if self.breaks_at is None else self.error
         return Script(
             token_ids=ids(self.says),
             finish=self.finish,
@@ -70,6 +72,7 @@ SCENES = {
     "edit": Scene("note.txt\n```\nwritten by a model\n```\n"),
     "endless": Scene("a" * 10_000, pause_s=0.01),
     "breaks": Scene("abcdef", breaks_at=3, pause_s=0.1),
+    "full": Scene("a", breaks_at=0, error=TooManyRequests("The line is full.")),
 }
 
 

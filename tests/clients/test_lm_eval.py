@@ -2,19 +2,13 @@
 
 import pytest
 
-from tests.clients.foreign import Results, cells, play_script, venv_command
-from tests.clients.stage import Stage
+from tests.clients.foreign import frame, venv_command
 from tests.clients.table import Client
 
 CLIENT = Client("lm-eval", "lm-eval[api]", "requirements/lm_eval.txt")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the packages are installed first
 
-
-@pytest.fixture(scope="module")
-def results(stage: Stage) -> Results:
-    return play_script(venv_command("lm_eval"), stage)
-
-
-@cells("tokens", "logprobs", "completions", "stop")
-def test_a_check(feature: str, results: Results) -> None:
-    assert results[feature] is None
+results, test_a_check, _ = frame(
+    lambda: venv_command("lm_eval"),
+    *("tokens", "logprobs", "completions", "stop"),
+)

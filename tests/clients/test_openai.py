@@ -49,13 +49,19 @@ def test_a_stream_joins_to_the_whole_text_with_usage_last(client: openai.OpenAI)
     chunks = list(chat(client, "unicode", stream=True, stream_options={"include_usage": True}))
     assert text_of(chunks) == UNICODE == chat(client, "unicode").choices[0].message.content
     assert not any("�" in text_of([chunk]) for chunk in chunks)
-    assert chunks[-1].usage is not None and chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == len(ids(UNICODE)) + 1
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
 
 
 @proves("stop")
-def test_nothing_of_a_stop_string_is_seen_streamed_or_not(client: openai.OpenAI) -> None:
+def test_nothing_of_a_stop_string_is_seen_and_the_engine_stops_streamed_or_not(
+    client: openai.OpenAI, stage: Stage
+) -> None:
+    aborted = len(stage.engine.aborted)
     assert chat(client, "stop", stop=["</s>", "zzz"]).choices[0].message.content == "one"
     assert text_of(list(chat(client, "stop", stop="</s>", stream=True))) == "one"
+    assert len(stage.engine.aborted) == aborted + 2
 
 
 @proves("models")
@@ -126,6 +132,8 @@ def test_the_thinking_is_beside_the_answer_streamed_or_not(client: openai.OpenAI
     chunks = list(chat(client, "reasoning", stream=True))
     thought = [chunk.choices[0].delta.model_extra.get("reasoning_content", "") for chunk in chunks]
     assert (text_of(chunks), "".join(thought)) == ("Four.", "Two and two.")
+    with client.chat.completions.stream(model=MODEL, messages=asks("reasoning")) as stream:
+        assert stream.get_final_completion().choices[0].message.content == "Four."
 
 
 @proves("logprobs")
@@ -167,6 +175,10 @@ def test_errors_are_the_clients_own_classes(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, "plain", temperature=-1)
     assert caught.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError, match="not supported"):
+        chat(client, "plain", extra_body={"typical_p": 0.5})
+    with pytest.raises(openai.RateLimitError, match="The line is full"):
+        chat(client, "full")
 
 
 @proves("errors")

@@ -13,7 +13,7 @@ from engine.errors import BadGrammar
 from engine.types import FinishReason, GrammarKind
 from tests.app.api.house import USER, House
 from tests.clients.scenes import TEMPLATE, call
-from tests.e2e.test_openai_client import openai_client, until
+from tests.e2e.test_streams import openai_client, until
 from tests.fakes import Script, byte_model_folder, ids, model_info
 
 WEATHER: Any = {
