@@ -71,7 +71,7 @@ class AnswerText:
         spoken = self._pass_on(self._text.finish())
         piece = self._channels.finish(is_cut=is_cut) if self._channels else Piece()
         told = self._tell_calls(piece.content)
-        found = self._calls.finish(is_cut=is_cut) if self._calls else Found()
+        found = self._calls.finish() if self._calls else Found()
         return Spoken(
             spoken.content + told.content + found.content,
             spoken.reasoning + piece.reasoning,

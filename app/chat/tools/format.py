@@ -80,13 +80,10 @@ class ToolParser:
         self._go_on()
         return self._finds.take()
 
-    def finish(self, *, is_cut: bool = False) -> Found:
-        """What was held back. `is_cut`: more would have come, and what is only the beginning of a call is no text."""
+    def finish(self) -> Found:
         self._source.is_over = True
         self._go_on()
-        found = self._finds.take()
-        is_of_a_call = bool(found.content.strip()) and (self.num_calls > 0 or not self._format.at_start)
-        return Found("", found.calls) if is_cut and is_of_a_call else found
+        return self._finds.take()
 
     def _go_on(self) -> None:
         if not self._is_done:

@@ -203,23 +203,6 @@ def test_arguments_are_given_out_as_they_come() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_calls_cut_by_the_length_of_the_answer_leave_no_markup_in_its_text(format: str) -> None:
-    text = FORMATS[format].written([("get_weather", {"city": "Paris"}), ("now", {})])
-    for end in range(1, len(text)):
-        parser = FORMATS[format].parser(TOOLS)
-        content = "".join(found.content for found in [*map(parser.feed, text[:end]), parser.finish(is_cut=True)])
-        is_no_call_yet = FORMATS[format].at_start and parser.num_calls == 0
-        assert content == (text[:end] if is_no_call_yet else "")
-
-
-@pytest.mark.parametrize("text", ["words", "words \n", "a <b", "[1,", "```\n"])
-def test_words_of_an_answer_that_is_cut_stay(text: str) -> None:
-    parser = FORMATS["hermes"].parser(TOOLS)
-    content = "".join(found.content for found in [*map(parser.feed, text), parser.finish(is_cut=True)])
-    assert content == text
-
-
-@pytest.mark.parametrize("format", FORMATS)
 def test_a_format_reads_what_it_writes(format: str) -> None:
     arguments = {"city": 'Pa"r\nis', "days": 3}
     content, calls = hear(format, [FORMATS[format].written([("get_weather", arguments), ("now", {})])])
