@@ -1,6 +1,7 @@
 """Reads a request's body into a pydantic model; whatever is wrong with it becomes a 400 (413) that names the place."""
 
 import codecs
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -36,6 +37,7 @@ def parse_body(raw: bytes, model: type[Body]) -> Body:
         raise _explained(error) from error
 
 
+@functools.cache
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads its body with `read_body`."""
     schema = model.model_json_schema()

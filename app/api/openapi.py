@@ -168,8 +168,13 @@ def _completed(schema: Schema) -> Schema:
         for operation in operations.values():
             operation["responses"] = _responses(path, operation["responses"]["200"])
             if path in _EXAMPLES and "requestBody" in operation:
-                operation["requestBody"]["content"]["application/json"]["example"] = _EXAMPLES[path]
+                operation["requestBody"] = _with_example(operation["requestBody"], _EXAMPLES[path])
     return schema
+
+
+def _with_example(body: Schema, example: Schema) -> Schema:
+    content = body["content"]["application/json"]
+    return body | {"content": {"application/json": content | {"example": example}}}
 
 
 def _responses(path: str, answer: Schema) -> Schema:

@@ -28,7 +28,7 @@ def stage(folder: Path) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def client(stage: Stage) -> gradio_client.Client:
-    return gradio_client.Client(stage.url, verbose=False, analytics_enabled=False)
+    return gradio_client.Client(stage.url, verbose=False, analytics_enabled=False, httpx_kwargs={"timeout": 200})
 
 
 @proves("chat", "unicode")

@@ -18,6 +18,8 @@ from tests.fakes import FakeHealth
 
 ENDLESS = {"/models/sse"}
 
+_PATIENCE_S = 200.0
+
 checks.load_all_checks()
 CHECKED = [
     checks.CHECKS.get_one(name)
@@ -76,7 +78,7 @@ def _plain(operation: Any) -> Any:
 
 
 def _send(case: Any) -> int:
-    reply = case.call()
+    reply = case.call(timeout=_PATIENCE_S)
     case.validate_response(reply, checks=CHECKED)
     return int(reply.status_code)
 
