@@ -145,6 +145,19 @@ def _verify(arguments: argparse.Namespace, settings: Settings) -> int:
     return int(is_broken)
 
 
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a repository (owner/name) or a folder")
+    parser.add_argument("--id", help="the name it is to have here")
+
+
+def _add(arguments: argparse.Namespace, settings: Settings) -> int:
+    added = shelf_of(settings).add(arguments.model, arguments.id)
+    print(
+        f"{added.id}: {added.format}, {added.context_length:,} tokens of context, in {settings.home / 'models.yaml'}."
+    )
+    return 0
+
+
 def _rm(arguments: argparse.Namespace, settings: Settings) -> int:
     shelf = shelf_of(settings)
     entry = shelf.resolve(arguments.model)
@@ -169,6 +182,7 @@ def _token(arguments: argparse.Namespace, settings: Settings) -> int:
 
 COMMANDS = (
     Command("models list", "the models there are, and how each is", _list, _as_json),
+    Command("models add", "put a repository or a folder into your own models.yaml", _add, _add_arguments),
     Command("models pull", "download a model; Ctrl-C pauses, the same command goes on", _pull, _named),
     Command("models verify", "hash every file of a downloaded model", _verify, _verify_arguments),
     Command("models rm", "delete a model's files", _rm, _named),

@@ -76,10 +76,11 @@ class Catalog:
         """
         mistakes: list[str] = []
         blocks = _read_blocks(path, mistakes)
+        ours = set(blocks)
         if user_path is not None and user_path.is_file():
             for entry_id, keys in _read_blocks(user_path, mistakes).items():
                 blocks[entry_id] = blocks.get(entry_id, {}) | keys
-        built = (_entry(entry_id, keys, mistakes) for entry_id, keys in blocks.items())
+        built = (_entry(entry_id, keys, mistakes, is_ours=entry_id in ours) for entry_id, keys in blocks.items())
         entries = [entry for entry in built if entry is not None]
         mistakes += _name_clashes(entries, blocks)
         if mistakes:
@@ -227,7 +228,8 @@ def _pairs(node: yaml.Node, path: Path, what: str, mistakes: list[str]) -> Itera
 # --- checking
 
 
-def _entry(entry_id: str, block: _Block, mistakes: list[str]) -> CatalogEntry | None:
+def _entry(entry_id: str, block: _Block, mistakes: list[str], *, is_ours: bool) -> CatalogEntry | None:
+    """is_ours: of the project's file, which tells more of a model than a user has to."""
     found_before = len(mistakes)
     own_place = block[""].place
 
@@ -246,8 +248,8 @@ def _entry(entry_id: str, block: _Block, mistakes: list[str]) -> CatalogEntry | 
                 values[key] = _KEYS[key].read(value)
             except (ValueError, TypeError):
                 report(place, f"`{key}` is {value!r}; it must be {_KEYS[key].allowed}")
-    for key in ("format", "size_gb", "licence", "context"):
-        if key not in block:
+    for key in ("licence", "context"):
+        if is_ours and key not in block:
             report(own_place, f"`{key}` is missing")
     if len(mistakes) == found_before:
         _check_origin(entry_id, values, lambda text: report(own_place, text))
@@ -256,11 +258,11 @@ def _entry(entry_id: str, block: _Block, mistakes: list[str]) -> CatalogEntry | 
 
 def _check_origin(entry_id: str, values: dict[str, Any], report: Callable[[str], None]) -> None:
     is_embedded = values.get("embedded", False)
-    if is_embedded == ("repo" in values):
-        report("exactly one of `repo` and `embedded: true` must be there")
+    if is_embedded + ("repo" in values) + ("folder" in values) != 1:
+        report("exactly one of `repo` and `embedded: true` and `folder` must be there")
     if is_embedded and entry_id not in EMBEDDED_IDS:
         report(f"`embedded` is only for {', '.join(EMBEDDED_IDS)}")
-    if is_embedded and "revision" in values:
+    if "repo" not in values and "revision" in values:
         report("`revision` goes with `repo`")
 
 
@@ -270,10 +272,11 @@ def _build(entry_id: str, values: dict[str, Any]) -> CatalogEntry:
         repo=values.get("repo"),
         revision=values.get("revision"),
         is_embedded=values.get("embedded", False),
-        format=values["format"],
-        size_bytes=round(values["size_gb"] * 1e9),
-        licence=values["licence"],
-        context_length=values["context"],
+        folder=values.get("folder"),
+        format=values.get("format"),
+        size_bytes=round(values.get("size_gb", 0) * 1e9),
+        licence=values.get("licence", ""),
+        context_length=values.get("context"),
         sampling=MappingProxyType(values.get("sampling", {})),
         tool_format=values.get("tool_format"),
         reasoning=values.get("reasoning"),
@@ -355,6 +358,13 @@ def _tags(value: Any) -> tuple[str, str]:
     return _text(opening), _text(closing)
 
 
+def _folder(value: Any) -> Path:
+    path = Path(_text(value)).expanduser()
+    if not path.is_absolute():
+        raise ValueError
+    return path
+
+
 def _aliases(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError
@@ -365,6 +375,7 @@ _KEYS: Mapping[str, _Key] = {
     "repo": _Key(_matching(_REPO), "a Hugging Face repository, owner/name"),
     "revision": _Key(_text, "a branch, tag or commit, as text"),
     "embedded": _Key(_switch, "true or false"),
+    "folder": _Key(_folder, "a folder's whole path; ~ is your home"),
     "format": _Key(_format, "one of " + ", ".join(FORMATS)),
     "size_gb": _Key(lambda value: _number(value, 0.001, 10_000), "a number of GB"),
     "licence": _Key(_text, "a text"),

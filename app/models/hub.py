@@ -5,7 +5,7 @@ that was given to Fireside is kept by `hub_token.py`.
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,10 +32,11 @@ class RemoteFile(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """commit: what the revision meant when it was asked."""
+    """commit: what the revision meant when it was asked. licence: as its card says; "" where it is silent."""
 
     commit: str
     files: tuple[RemoteFile, ...]
+    licence: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -52,7 +53,12 @@ def list_repo(repo: str, revision: str | None, token: str | None = None) -> List
         for found in info.siblings or []
     )
     assert info.sha is not None, "the hub names the commit of every model_info answer"
-    return Listing(info.sha, files)
+    return Listing(info.sha, files, licence_of(info.tags or ()))
+
+
+def licence_of(tags: Iterable[str]) -> str:
+    """Of a repository's tags; "" where none says."""
+    return next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), "")
 
 
 @contextmanager

@@ -7,13 +7,18 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from app.errors import AppError
 from app.models.catalog import Catalog, CatalogEntry
 from app.models.download_report import Report
 from app.models.making import Progress, sole_maker
 from app.models.manifest import Verdict, growing_folder, record_file
+from app.models.own_catalog import add_block, id_for, remove_block
 from app.models.store import bytes_on_disk, is_whole, problems
+
+if TYPE_CHECKING:
+    from app.models.outline import Outline
 
 CATALOG_FILE = Path(__file__).parents[2] / "models.yaml"
 
@@ -38,8 +43,55 @@ class ModelShelf:
     def __init__(
         self, models_dir: Path, catalog_file: Path = CATALOG_FILE, *, aliases: Sequence[tuple[str, str]] = ()
     ) -> None:
-        self._models_dir = models_dir
-        self._catalog = Catalog.load(catalog_file, models_dir.parent / "models.yaml").with_aliases(aliases)
+        self._models_dir, self._catalog_file, self._aliases = models_dir, catalog_file, aliases
+        self._own_file = models_dir.parent / "models.yaml"
+        self._catalog = self._read_catalog()
+
+    def _read_catalog(self) -> Catalog:
+        return Catalog.load(self._catalog_file, self._own_file).with_aliases(self._aliases)
+
+    def add(self, name: str, entry_id: str | None = None) -> CatalogEntry:
+        """Put a repository or a folder into the user's models.yaml. Asks the hub what it is; fetches nothing.
+
+        Raises AppError: for what is no model, or none that can be loaded; 409 where the id or the name is taken
+        """
+        from app.models.outline import outline_of_folder
+
+        found = self.resolve(name)
+        if found in self._catalog.entries:
+            raise AppError(409, "already_there", f"{name} is in the catalogue as {found.id}.", param="model")
+        if found.folder is not None:
+            outline, keys = outline_of_folder(found.folder), dict[str, Any](folder=str(found.folder))
+        else:
+            assert found.repo is not None
+            outline, keys = self._ask(found.repo)
+        keys["format"] = outline.stated.method if outline.stated else "dense"
+        keys["context"] = outline.spec.context_length
+        own_id = entry_id or id_for(name)
+        if any(own_id.casefold() == known.id.casefold() for known in self.entries()):
+            raise AppError(409, "already_there", f"The id {own_id} is taken.", hint="Give another: --id.", param="id")
+        before = self._own_file.read_text("utf-8") if self._own_file.exists() else None
+        add_block(self._own_file, own_id, keys)
+        try:
+            self._catalog = self._read_catalog()
+        except AppError:  # the id is taken, or is none
+            self._own_file.unlink() if before is None else self._own_file.write_text(before, "utf-8")
+            raise
+        return self.resolve(own_id)
+
+    def _ask(self, repo: str) -> tuple["Outline", dict[str, Any]]:
+        """What a repository is, and the keys of its block."""
+        from app.models.download import wanted_files
+        from app.models.hub import hub_errors, list_repo
+        from app.models.hub_token import read_token
+        from app.models.outline import outline_of_repo
+
+        token = read_token(self._models_dir.parent)
+        with hub_errors(repo):
+            listing = list_repo(repo, None, token)
+        size = sum(file.num_bytes for file in wanted_files(repo, listing))
+        keys: dict[str, Any] = {"repo": repo, "size_gb": max(round(size / 1e9, 3), 0.001)}
+        return outline_of_repo(repo, None, token), keys | ({"licence": listing.licence} if listing.licence else {})
 
     def entries(self) -> tuple[CatalogEntry, ...]:
         return self._catalog.entries
@@ -95,17 +147,20 @@ class ModelShelf:
         return self._fetch(entry, entry.repo, on_progress, repairs=True)
 
     def remove(self, entry: CatalogEntry) -> int:
-        """Delete its files, and what came of a download. A folder of the user's own stays.
+        """Delete its files, what came of a download, and its block in the user's models.yaml. Their own folder stays.
 
-        Returns the bytes that were freed. Raises AppError.
+        Returns the bytes that were freed. Raises AppError where there is nothing to remove.
         """
+        was_own = self._forget(entry)
+        if entry.folder is not None and was_own:
+            return 0
         if entry.folder is not None:
             what = f"{entry.folder} is a folder of your own; Fireside deletes nothing there."
             raise AppError(400, "not_ours", what, hint="Delete it yourself.", param="model")
         folder = self.folder(entry)
         growing = growing_folder(folder)
         there = [path for path in (folder, growing) if path.is_dir()]
-        if not there:
+        if not there and not was_own:
             raise AppError(404, "not_downloaded", f"{entry.id} is not here.", param="model")
         freed = sum(map(bytes_on_disk, there))
         with sole_maker(self._models_dir, folder.name, lambda stage, fraction: _busy(entry.id)):
@@ -113,6 +168,13 @@ class ModelShelf:
                 shutil.rmtree(path)
         record_file(self._models_dir, folder.name).unlink(missing_ok=True)
         return freed
+
+    def _forget(self, entry: CatalogEntry) -> bool:
+        """Take its block out of the user's models.yaml, if it has one."""
+        if entry not in self._catalog.entries or not remove_block(self._own_file, entry.id):
+            return False
+        self._catalog = self._read_catalog()
+        return True
 
     def _fetch(self, entry: CatalogEntry, repo: str, on_progress: Progress, *, repairs: bool = False) -> Path:
         from app.models.downloader import fetch_apart

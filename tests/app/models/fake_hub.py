@@ -69,7 +69,8 @@ class FakeHub:
 
     def listing(self, repo: str) -> dict[str, object]:
         siblings = [self._sibling(name, content) for name, content in self.files[repo].items()]
-        return {"id": repo, "modelId": repo, "sha": self.commits[repo], "siblings": siblings}
+        card = self.cards.get(repo, {})
+        return {"id": repo, "modelId": repo, "sha": self.commits[repo], "siblings": siblings, **card}
 
     def _sibling(self, name: str, content: bytes) -> dict[str, object]:
         found: dict[str, object] = {"rfilename": name, "size": len(content)}

@@ -48,6 +48,29 @@ def test_the_project_file_is_right_and_holds_the_embedded_forms_and_bigger_model
     } <= repos
 
 
+def test_the_project_file_tells_of_every_model_what_a_user_must_know() -> None:
+    """Sizes and revisions are there where they are known for sure: the hub tells both before a download."""
+    entries = [entry for entry in Catalog.load(CATALOG_FILE).entries if not entry.is_embedded]
+    assert 25 <= len(entries) <= 35
+    for entry in entries:
+        assert entry.repo and entry.licence and entry.context_length and entry.aliases, entry.id
+    assert {entry.format for entry in entries} >= {"awq", "gptq", "compressed-tensors", "dense"}
+    families = ("llama-3", "qwen2.5-coder", "qwen3-30b-a3b", "mistral-7b", "mistral-nemo", "mistral-small", "phi-4")
+    for family in (*families, "gemma-2", "gemma-3", "mixtral", "qwen3-embedding", "qwen2.5-32b", "qwen3-0.6b"):
+        assert any(entry.id.startswith(family) for entry in entries), family
+
+
+def test_a_users_entry_needs_no_more_than_where_it_lies(tmp_path: Path) -> None:
+    catalog = load(tmp_path, GOOD, f"mine:\n  folder: {tmp_path}\ntheirs:\n  repo: a/b\n")
+    mine, theirs = catalog.resolve("mine"), catalog.resolve("theirs")
+    assert (mine.folder, mine.format, mine.context_length) == (tmp_path, None, None)
+    assert (theirs.repo, theirs.size_bytes) == ("a/b", 0)
+    assert any(
+        "`folder` is 'models/x'; it must be a folder's whole path" in mistake
+        for mistake in mistakes(tmp_path, GOOD, "mine:\n  folder: models/x\n")
+    )
+
+
 def test_every_key_arrives_in_the_entry(tmp_path: Path) -> None:
     (entry,) = load(tmp_path, GOOD).entries
     assert (entry.id, entry.repo, entry.revision, entry.is_embedded) == ("small", "org/small-AWQ", None, False)
@@ -176,8 +199,8 @@ def test_an_empty_users_file_changes_nothing(tmp_path: Path, text: str) -> None:
         ("licence: apache-2.0", "licence: !mine x", 6, "`licence` cannot be read"),
         ("small:", "sm all:", 2, "an id is made of"),
         ("  licence: apache-2.0\n", "", 2, "`licence` is missing"),
-        ("  repo: org/small-AWQ\n", "", 2, "exactly one of `repo` and `embedded: true`"),
-        ("format: awq", "format: awq\n  embedded: true", 2, "exactly one of `repo` and `embedded: true`"),
+        ("  repo: org/small-AWQ\n", "", 2, "exactly one of `repo` and `embedded: true` and `folder`"),
+        ("format: awq", "format: awq\n  embedded: true", 2, "exactly one of `repo` and `embedded: true` and `folder`"),
         ("repo: org/small-AWQ", "embedded: true", 2, "`embedded` is only for smollm2"),
         ("context: 4096", "context: 4096\n  context: 1", 8, "`context` is there twice"),
     ],

@@ -7,7 +7,9 @@ import pytest
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.shelf import ModelShelf
+from tests.app.models.fake_hub import FakeHub, led_here, running
 from tests.app.models.test_store import WEIGHTS
+from tests.checkpoints import tiny_checkpoint
 
 
 def silent(stage: str, fraction: float | None) -> None:
@@ -61,3 +63,44 @@ def test_a_damaged_folder_of_the_user_is_told_and_left_alone(shelf: ModelShelf, 
 def test_the_users_models_yaml_lies_in_the_home_folder(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text("qwen3-8b-awq:\n  context: 16384\n")
     assert ModelShelf(tmp_path / "models").resolve("qwen3").context_length == 16384
+
+
+def test_a_folder_is_added_under_a_name_and_taken_out_without_being_touched(shelf: ModelShelf, tmp_path: Path) -> None:
+    own = tmp_path / "models.yaml"
+    own.write_text("# mine\nother:\n  repo: a/b # why\n", encoding="utf-8")
+    tiny_checkpoint(tmp_path / "Tiny Model", "qwen3", "awq_gemm")
+    shelf = ModelShelf(tmp_path / "models")
+    added = shelf.add(str(tmp_path / "Tiny Model"))
+    assert (added.id, added.folder, added.format, added.context_length) == (
+        "tiny-model",
+        tmp_path / "Tiny Model",
+        "awq",
+        256,
+    )
+    assert ModelShelf(tmp_path / "models").resolve("tiny-model") == added
+    with pytest.raises(AppError, match="is taken"):
+        shelf.add(str(tmp_path / "Tiny Model"), "tiny-model")
+    assert shelf.remove(added) == 0
+    assert own.read_text(encoding="utf-8") == "# mine\nother:\n  repo: a/b # why\n"
+    assert (tmp_path / "Tiny Model" / "config.json").exists()
+
+
+@pytest.mark.parametrize("bad_id", ["with space", "other"])
+def test_an_id_that_cannot_be_leaves_the_users_file_as_it_was(tmp_path: Path, bad_id: str) -> None:
+    own = tmp_path / "models.yaml"
+    own.write_text("other:\n  repo: a/b\n", encoding="utf-8")
+    tiny_checkpoint(tmp_path / "tiny", "llama")
+    with pytest.raises(AppError):
+        ModelShelf(tmp_path / "models").add(str(tmp_path / "tiny"), bad_id)
+    assert own.read_text(encoding="utf-8") == "other:\n  repo: a/b\n"
+
+
+def test_a_repository_is_added_with_what_the_hub_says_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_checkpoint(tmp_path / "tiny", "llama", "gptq")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "tiny").iterdir()} | {"tokenizer.json": b"{}"}
+    cards = {"Org/Tiny-GPTQ": {"tags": ["license:mit"]}}
+    with running(FakeHub(files={"Org/Tiny-GPTQ": files}, commits={"Org/Tiny-GPTQ": "a" * 40}, cards=cards)) as hub:
+        led_here(hub, monkeypatch)
+        added = ModelShelf(tmp_path / "models").add("Org/Tiny-GPTQ")
+    assert (added.id, added.format, added.licence, added.context_length) == ("tiny-gptq", "gptq", "mit", 256)
+    assert added.size_bytes == pytest.approx(sum(map(len, files.values())), abs=1e6)

@@ -1,0 +1,58 @@
+"""The user's own models.yaml: a block added at its end, or taken out by its lines; all else in it stays as it was."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock
+
+from app.models.manifest import write_durably
+
+
+def id_for(name: str) -> str:
+    """An id out of a repository's or folder's name."""
+    return re.sub(r"[^a-z0-9._-]+", "-", name.rpartition("/")[2].lower()).strip("-._") or "model"
+
+
+def add_block(path: Path, entry_id: str, keys: Mapping[str, Any]) -> None:
+    """At the end of the file, which is made where there is none."""
+    block = yaml.safe_dump({entry_id: dict(keys)}, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    with _held(path):
+        before = (
+            path.read_text("utf-8") if path.exists() else "# Your own models, written as in Fireside's models.yaml.\n"
+        )
+        write_durably(path, f"{before.rstrip()}\n\n{block}")
+
+
+def remove_block(path: Path, entry_id: str) -> bool:
+    """Whether there was one."""
+    if not path.exists():
+        return False
+    with _held(path):
+        text = path.read_text("utf-8")
+        found = next((pair for pair in _pairs(text) if pair[0] == entry_id), None)
+        if found is None:
+            return False
+        _, first, last = found
+        lines = text.splitlines(keepends=True)
+        write_durably(path, "".join(lines[:first] + lines[last:]).rstrip() + "\n")
+    return True
+
+
+def _pairs(text: str) -> Iterator[tuple[str, int, int]]:
+    """(id, its first line, the line after its last) of each block."""
+    root = yaml.compose(text, yaml.SafeLoader)
+    if isinstance(root, yaml.MappingNode):
+        for key, value in root.value:
+            yield str(key.value), key.start_mark.line, value.end_mark.line
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Two processes do not write at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        yield
