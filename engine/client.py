@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from engine import process
 from engine.config import EngineConfig
-from engine.errors import BadRequest, EngineClosed, EngineDied, EngineError, error_from_code
+from engine.errors import BadRequest, EngineClosed, EngineDied, EngineError, EngineLost, error_from_code
 from engine.messages import (
     Abort,
     Failed,
@@ -268,7 +268,7 @@ class EngineClient:
             resized.set_result(outcome)
 
     def _on_end(self, exit_code: int | None) -> None:
-        self._die(EngineDied(f"The engine process ended unexpectedly ({_how_it_ended(exit_code)})."))
+        self._die(EngineLost(f"The engine process ended unexpectedly ({_how_it_ended(exit_code)})."))
         self._inbox.close()
         self._ended.set()
 

@@ -10,6 +10,7 @@ EngineError            code, message; picklable, so that it crosses the process 
 ├── UnsupportedModel   an architecture, quantisation or setting that we do not read
 ├── BadCheckpoint      files that are missing, incomplete or contradict their config
 └── EngineDied         the child process ended; every waiting request gets this
+    ├── EngineLost     without a word: killed, or crashed below Python
     └── EngineClosed   it was ended on purpose
 """
 
@@ -58,6 +59,10 @@ class BadCheckpoint(EngineError):
 
 class EngineDied(EngineError):
     code = "engine_died"
+
+
+class EngineLost(EngineDied):
+    """For callers the same; no request is known to be at fault."""
 
 
 class EngineClosed(EngineDied):

@@ -4,6 +4,7 @@ A model that fails again and again is parked until somebody loads it by hand; a 
 refused. Whatever is answered wipes its own slate, and the model's.
 """
 
+import asyncio
 import time
 
 from app.errors import AppError
@@ -24,6 +25,7 @@ class Conduct:
         self._reason = ""
         self._num_failures = 0
         self._failed_at = 0.0
+        self.alone = asyncio.Lock()  # for requests under suspicion, one at a time
         self._suspects: dict[int, tuple[int, float]] = {}  # deaths in a row, and when the last was
 
     def failed(self, reason: str) -> None:
@@ -78,6 +80,9 @@ class Conduct:
                 hint="`python launch.py models load` or POST /models/load tries it again; GET /logs has what its "
                 "engine wrote.",
             )
+
+    def is_suspect(self, fingerprint: int) -> bool:
+        return fingerprint in self._suspects
 
     def check_request(self, fingerprint: int) -> None:
         """Raises AppError (400) where it was there at too many deaths."""

@@ -42,7 +42,7 @@ class ModelManager:
         self._settings = settings
         self._shelf = shelf
         self._retry_pause_s = retry_pause_s
-        self._residents = Residents(settings, shelf, start_engine, text_notes, look_every_s)
+        self._residents = Residents(settings, shelf, start_engine, text_notes, look_every_s, self.lease)
         self._names: dict[str, str] = {}  # of what was chosen in this run, by id
         self._created = int(time.time())
 

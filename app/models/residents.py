@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -51,12 +51,14 @@ class Residents:
         start_engine: StartEngine,
         text_notes: Callable[[Path], Sequence[str]],
         look_every_s: float,
+        lease: Callable[[str], AbstractAsyncContextManager[ReadyModel]],
     ) -> None:
         self._settings = settings
         self._shelf = shelf
         self._start_engine = start_engine
         self._text_notes = text_notes
         self._look_every_s = look_every_s
+        self._lease = lease
         self._room = Room(settings)
         self._load_times = LoadTimes(settings.home / "load-times.json")
         self._line = Line()
@@ -145,7 +147,7 @@ class Residents:
             sampling=entry.sampling,
             tool_format=entry.tool_format,
             reasoning=entry.reasoning,
-            engine=WatchedEngine(child, self._conduct(entry.id)),
+            engine=WatchedEngine(child, self._conduct(entry.id), lambda: self._lease(entry.id)),
             child=child,
         )
 

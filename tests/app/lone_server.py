@@ -1,4 +1,4 @@
-"""A whole server in a process of its own, as test_server starts it: the real child, a model of bytes, no torch.
+"""A whole server in a process of its own, as test_server starts it: the real child, models of bytes, no torch.
 
 `python lone_server.py [flags of launch.py]`. While `<home>/hold` exists the model keeps loading; with
 --kv-gb 0.125 it is refused. The page is one word, so that no start waits for Gradio.
@@ -29,11 +29,12 @@ from tests.fakes import byte_model_folder, model_info
 
 
 class EndlessRunner:
-    """Samples the letter `a` for ever, a hundred times a second."""
+    """Samples one letter for ever, a hundred times a second."""
 
     steps_ahead = 0
 
-    def __init__(self) -> None:
+    def __init__(self, letter: str) -> None:
+        self._letter = letter
         self.info = model_info(max_model_len=100_000)
         self.memory = MemoryReport(
             total_bytes=0,
@@ -48,7 +49,7 @@ class EndlessRunner:
 
     def submit(self, plan: BatchPlan) -> FinishedStep:
         time.sleep(0.01)
-        return FinishedStep(StepOutput((ord("a"),) * plan.num_sampled))
+        return FinishedStep(StepOutput((ord(self._letter),) * plan.num_sampled))
 
     def device_memory(self) -> None:
         return None
@@ -63,33 +64,35 @@ def load(config: EngineConfig, on_progress: Callable[[str, float], None]) -> End
     while (Path(config.model).parent / "hold").exists():
         on_progress("held", 0.5)
         time.sleep(0.02)
-    return EndlessRunner()
+    return EndlessRunner("b" if Path(config.model).name == "others" else "a")
 
 
-class OneModel:
+class TwoModels:
+    """`letters`, which every other name means too, and `others`, whose letter is `b`."""
+
     def __init__(self, home: Path) -> None:
-        self._folder = byte_model_folder(home / "letters")
-        self._entry = CatalogEntry(id="letters")
+        self._folders = {name: byte_model_folder(home / name) for name in ("letters", "others")}
+        self._entries = {name: CatalogEntry(id=name) for name in self._folders}
 
     def entries(self) -> list[CatalogEntry]:
-        return [self._entry]
+        return list(self._entries.values())
 
     def find(self, name: str) -> CatalogEntry:
-        return self._entry
+        return self._entries.get(name) or self._entries["letters"]
 
     def resolve(self, name: str) -> CatalogEntry:
-        return self._entry
+        return self.find(name)
 
     def is_whole(self, entry: CatalogEntry) -> bool:
         return True
 
     def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
-        return self._folder
+        return self._folders[entry.id]
 
 
 def new_manager(settings: Settings) -> ModelManager:
     start = functools.partial(EngineClient.start, load_runner="tests.app.lone_server:load")
-    return ModelManager(settings, OneModel(settings.home), start)
+    return ModelManager(settings, TwoModels(settings.home), start)
 
 
 def build_page(service: object, manager: ModelManager) -> FastAPI:

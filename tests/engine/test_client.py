@@ -25,6 +25,7 @@ from engine.errors import (
     EngineClosed,
     EngineDied,
     EngineError,
+    EngineLost,
     OutOfMemory,
     Superseded,
 )
@@ -190,7 +191,7 @@ async def test_killed_child_ends_every_stream_with_the_signal_named() -> None:
         os.kill(client.pid, signal.SIGKILL)
         async with asyncio.timeout(30):
             outcomes = await asyncio.gather(*streams, return_exceptions=True)
-        assert {type(outcome) for outcome in outcomes} == {EngineDied}
+        assert {type(outcome) for outcome in outcomes} == {EngineLost}
         assert {str(outcome) for outcome in outcomes} == {"The engine process ended unexpectedly (killed by SIGKILL)."}
         assert not client.is_alive
         with pytest.raises(EngineDied, match="SIGKILL"):

@@ -29,7 +29,9 @@ from tests.fakes import memory_report, model_info
 
 
 class Child:
-    """An engine that lives, dies and is closed. A request gets one token, and its end when `may_finish` is set."""
+    """An engine that lives, dies and is closed. A request gets one token when `may_begin` is set, as it is at first,
+    and its end when `may_finish` is.
+    """
 
     pid = None
 
@@ -38,7 +40,9 @@ class Child:
         self.info: ModelInfo = model_info()
         self.memory: MemoryReport = memory_report("The context was made smaller.")
         self.stats = EngineStats(num_steps=7)
-        self.may_finish = asyncio.Event()
+        self.may_begin, self.may_finish = asyncio.Event(), asyncio.Event()
+        self.may_begin.set()
+        self.asked: list[tuple[int, ...]] = []
         self.death: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self.is_closed = False
 
@@ -46,11 +50,12 @@ class Child:
     def is_alive(self) -> bool:
         return not self.death.done()
 
-    def die(self, why: str = "killed by SIGKILL") -> None:
+    def die(self, why: str = "killed by SIGKILL", kind: type[EngineDied] = EngineDied) -> None:
         if self.is_alive:
-            self.death.set_result(EngineDied(why))
+            self.death.set_result(kind(why))
 
-    give_up = die
+    def give_up(self, why: str) -> None:
+        self.die(why)
 
     async def until_ended(self) -> EngineError:
         return await asyncio.shield(self.death)
@@ -58,13 +63,18 @@ class Child:
     async def submit(
         self, request_id: str, ids: tuple[int, ...], params: SamplingParams, standing: Standing = ORDINARY
     ) -> AsyncGenerator[TokenEvent, None]:
+        self.asked.append(ids)
+        await self._until(self.may_begin)
         yield TokenEvent(request_id, 1)
-        finished = asyncio.ensure_future(self.may_finish.wait())
-        await asyncio.wait({finished, self.death}, return_when=asyncio.FIRST_COMPLETED)
-        finished.cancel()
+        await self._until(self.may_finish)
+        yield TokenEvent(request_id, 2, FinishReason.STOP)
+
+    async def _until(self, event: asyncio.Event) -> None:
+        waiting = asyncio.ensure_future(event.wait())
+        await asyncio.wait({waiting, self.death}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
         if not self.is_alive:
             raise self.death.result()
-        yield TokenEvent(request_id, 2, FinishReason.STOP)
 
     async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
         if give_back_bytes > 100:
@@ -81,13 +91,14 @@ class Child:
 class Engines:
     """start_engine: keeps every child; waits for `gate`; raises the next of `errors`.
 
-    finishes_at_once  its children's answers wait for nothing
+    begins_at_once, finishes_at_once  its children's answers wait for nothing
     """
 
     children: list[Child] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     num_cancelled: int = 0
+    begins_at_once: bool = True
     finishes_at_once: bool = False
 
     @staticmethod
@@ -106,6 +117,8 @@ class Engines:
         if self.errors:
             raise self.errors.pop(0)
         self.children.append(Child(config))
+        if not self.begins_at_once:
+            self.children[-1].may_begin.clear()
         if self.finishes_at_once:
             self.children[-1].may_finish.set()
         return self.children[-1]

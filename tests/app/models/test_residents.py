@@ -11,7 +11,7 @@ from app.chat.types import LoadedModel
 from app.errors import AppError
 from app.models.host_memory import Memory
 from app.models.manager import ModelManager
-from engine.errors import BadCheckpoint, EngineClosed, EngineDied
+from engine.errors import BadCheckpoint, EngineClosed, EngineDied, EngineLost
 from engine.types import FinishReason, SamplingParams
 from tests.app.models.scripted import Child, Engines, ThreeModels, managed, until
 
@@ -254,6 +254,44 @@ async def test_a_request_that_was_there_at_two_deaths_is_refused_and_no_other(
     assert await ask(manager, "", (6, 6, 7)) is FinishReason.STOP
     manager.load("one")
     assert await ask(manager, "", (6, 6, 6)) is FinishReason.STOP, "loaded by hand, all is forgiven"
+
+
+async def test_a_request_that_got_nothing_from_an_engine_that_was_lost_is_asked_again_once(
+    manager: ModelManager, engines: Engines
+) -> None:
+    first = engines.children[0]
+    first.may_begin.clear()
+    answer = asyncio.create_task(ask(manager, ""))
+    await until(lambda: bool(first.asked))
+    first.die(kind=EngineLost)
+    await until(lambda: len(engines.children) == 2)
+    engines.children[1].may_finish.set()
+    assert await answer is FinishReason.STOP and engines.children[1].asked == [(1, 2)]
+    engines.children[1].may_finish.clear()
+    seen = asyncio.create_task(ask(manager, ""))
+    await until(lambda: len(engines.children[1].asked) == 2)
+    await asyncio.sleep(0)
+    engines.children[1].die(kind=EngineLost)
+    assert isinstance(await seen, EngineLost), "the caller has a part of the answer already"
+
+
+async def test_requests_under_suspicion_begin_one_at_a_time_so_that_the_next_death_tells_which_it_was(
+    manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.models.conduct._PAUSES_S", (0.0, 0.0, 0.01))
+    engines.begins_at_once = False
+    engines.children[0].may_begin.clear()
+    killer, *others = (asyncio.create_task(ask(manager, "", (number,))) for number in (6, 7, 8))
+    await until(lambda: len(engines.children[0].asked) == 3)
+    engines.children[0].die(kind=EngineLost)
+    await until(lambda: len(engines.children) == 2 and bool(engines.children[1].asked))
+    await asyncio.sleep(0.02)
+    assert engines.children[1].asked == [(6,)], "the others wait for its first token"
+    engines.begins_at_once = engines.finishes_at_once = True
+    engines.children[1].die(kind=EngineLost)
+    assert isinstance(await killer, EngineLost)
+    assert await asyncio.gather(*others) == [FinishReason.STOP] * 2
+    assert (await ask(manager, "", (6,))).code == "request_ends_engine"
 
 
 async def test_an_engine_of_which_no_step_ends_is_ended_and_begun_again(
