@@ -14,6 +14,7 @@ from app.errors import AppError, from_engine_error
 from app.models.catalog import CatalogEntry
 from app.models.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, ending
 from app.models.residents import LOOK_EVERY_S, Residents
+from app.models.room import Needs, needed_bytes
 from app.models.status import ModelCard, ModelStatus, listed
 from app.settings import Settings
 from engine.errors import EngineError
@@ -26,6 +27,7 @@ class ModelManager:
     """Implements `app.chat.types.ModelSource` and `app.api.models.Shelf`. Lives on one event loop.
 
     start_engine  EngineClient.start, or a scripted one in tests
+    needs         bytes that a model will need, from its folder
     text_notes    what is odd about the text side of a model's folder, in words; said once it is loaded
     """
 
@@ -36,13 +38,14 @@ class ModelManager:
         start_engine: StartEngine,
         *,
         text_notes: Callable[[Path], Sequence[str]] = lambda folder: (),
+        needs: Needs = needed_bytes,
         retry_pause_s: float = RETRY_PAUSE_S,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         self._settings = settings
         self._shelf = shelf
         self._retry_pause_s = retry_pause_s
-        self._residents = Residents(settings, shelf, start_engine, text_notes, look_every_s, self.lease)
+        self._residents = Residents(settings, shelf, start_engine, text_notes, look_every_s, self.lease, needs)
         self._names: dict[str, str] = {}  # of what was chosen in this run, by id
         self._created = int(time.time())
 

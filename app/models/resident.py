@@ -78,6 +78,7 @@ class ReadyModel:
 
     engine  as turns get it
     child   as its owner has it
+    made_kv_bytes  its cache as it was made
     """
 
     id: str
@@ -87,6 +88,7 @@ class ReadyModel:
     reasoning: tuple[str, str] | None
     engine: EngineLike
     child: Engine
+    made_kv_bytes: int
 
     @property
     def info(self) -> ModelInfo:
@@ -94,7 +96,7 @@ class ReadyModel:
 
     @property
     def holding(self) -> Holding:
-        return Holding(self.child.info.device, self.child.pid, self.child.memory)
+        return Holding(self.child.info.device, self.child.pid, self.child.memory, self.made_kv_bytes)
 
 
 class Stopped(Exception):
@@ -106,6 +108,7 @@ class Resident:
     name       under which it was asked for
     is_chosen  somebody loaded it by hand; else a request named it
     displaced  the model in hand that it took the place of
+    lent_bytes  of its cache, to other models
     num_held   requests that wait for it or are answered
     outcome    the task that brings it: a ReadyModel, or an AppError
     watch      the task that sees its engine die
@@ -128,6 +131,7 @@ class Resident:
         self.used_at = time.monotonic()
         self.is_fetching = False
         self.is_leaving = False
+        self.lent_bytes = 0
         self.num_held = 0
         self._is_free = asyncio.Event()
         self._is_free.set()

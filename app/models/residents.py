@@ -21,12 +21,11 @@ from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.conduct import Conduct
 from app.models.engine_logs import EngineLogs
-from app.models.host_memory import memory_of
 from app.models.line import Line
 from app.models.load_times import LoadTimes
 from app.models.page_cache import warm
 from app.models.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, Stopped, ending
-from app.models.room import Room
+from app.models.room import Holding, Needs, Room, memory_of
 from app.models.watched import WatchedEngine
 from app.settings import Settings
 from engine.config import EngineConfig
@@ -52,6 +51,7 @@ class Residents:
         text_notes: Callable[[Path], Sequence[str]],
         look_every_s: float,
         lease: Callable[[str], AbstractAsyncContextManager[ReadyModel]],
+        needs: Needs,
     ) -> None:
         self._settings = settings
         self._shelf = shelf
@@ -59,7 +59,8 @@ class Residents:
         self._text_notes = text_notes
         self._look_every_s = look_every_s
         self._lease = lease
-        self._room = Room(settings)
+        self._needs = needs
+        self._room = Room(settings.gpu_memory_utilization)
         self._load_times = LoadTimes(settings.home / "load-times.json")
         self._line = Line()
         self._by_id: dict[str, Resident] = {}
@@ -139,6 +140,7 @@ class Residents:
         child = await self._started(resident, folder)
         for note in (*child.memory.notes, *await in_daemon_thread(lambda: self._text_notes(folder))):
             _log.warning("%s: %s", entry.id, note)
+        self.in_hand = self.in_hand or entry.id
         resident.used_at = time.monotonic()
         resident.watch = asyncio.create_task(self._watch(resident, child), name=f"watch {entry.id}")
         return ReadyModel(
@@ -149,6 +151,7 @@ class Residents:
             reasoning=entry.reasoning,
             engine=WatchedEngine(child, self._conduct(entry.id), lambda: self._lease(entry.id)),
             child=child,
+            made_kv_bytes=child.memory.kv_bytes,
         )
 
     async def _started(self, resident: Resident, folder: Path) -> Engine:
@@ -190,25 +193,40 @@ class Residents:
     async def _make_room(self, resident: Resident, folder: Path) -> None:
         if self._endings:  # what was let go of by hand
             await asyncio.wait(self._endings)
-        needed_bytes = await in_daemon_thread(lambda: self._room.needed_bytes(folder))
-        while (victim := await self._victim(resident, needed_bytes)) is not None:
+        while (victim := await self._victim(resident, folder)) is not None:
             if victim.model_id == self.in_hand:
                 self.in_hand, resident.displaced = resident.model_id, victim.model_id
             if victim.num_held:
                 resident.show(f"Waiting for {victim.num_held} answers of {victim.model_id} to end", None)
             await asyncio.shield(self.let_go(victim, self._settings.drain_timeout))
 
-    async def _victim(self, resident: Resident, needed_bytes: int) -> Resident | None:
-        """Who has to go so that it finds room; None where it does, or where nobody is left to go."""
+    async def _victim(self, resident: Resident, folder: Path) -> Resident | None:
+        """Who has to go so that it finds room; None where it does, or where nobody is left to go.
+
+        Raises AppError for a model that can never be loaded: nobody goes for it.
+        """
         others = [other for other in self.all if other is not resident and other.is_answering]
         if not others:
             return None
         holdings = [other.ready.holding for other in others if other.ready]
-        if len(others) < self._settings.max_models and await in_daemon_thread(
-            lambda: self._room.fits(needed_bytes, holdings)
-        ):
+        needed = await in_daemon_thread(
+            lambda: self._needs(folder, _engine_config(self._settings, folder), holdings[0].device)
+        )
+        if len(others) < self._settings.max_models and await self._fits(needed, others, holdings):
             return None
         return min(others, key=lambda other: (other.num_held > 0, other.used_at))
+
+    async def _fits(self, needed: int, others: Sequence[Resident], holdings: Sequence[Holding]) -> bool:
+        """Whether it finds room beside the others; those on a card may give up to half of their cache for it."""
+        shortage = await in_daemon_thread(lambda: self._room.shortage(needed, holdings))
+        if shortage > sum(held.could_lend for held in holdings):
+            return False
+        for other, held in zip(others, holdings, strict=True):
+            lent = min(held.could_lend, shortage)
+            if lent > 0 and not await _resized(other, other.lent_bytes + lent):
+                return False
+            shortage -= max(lent, 0)
+        return True
 
     # -- being watched
 
@@ -228,7 +246,13 @@ class Residents:
             for resident in self.all:
                 if resident.is_answering:
                     self._look_after(resident)
+                    await self._give_back(resident)
                     await in_daemon_thread(partial(self.logs.turn_over, resident.model_id))
+
+    async def _give_back(self, resident: Resident) -> None:
+        """What it lent to others, once it is alone."""
+        if resident.lent_bytes and self.all == [resident] and not self._endings:
+            await _resized(resident, 0)
 
     def _look_after(self, resident: Resident) -> None:
         assert resident.ready is not None
@@ -262,7 +286,7 @@ class Residents:
         held = resident.ready.holding if resident.is_answering and resident.ready else None
         before = await in_daemon_thread(lambda: memory_of(held.device)) if held else None
         await _end(resident)
-        if held is not None and not self.is_closed:
+        if held is not None and before is not None and not self.is_closed:
             await self._room.until_back(held, before)
 
     def _forget(self, resident: Resident) -> None:
@@ -304,6 +328,18 @@ def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
         keep_packed=settings.keep_packed,
         quantize_lm_head=settings.quantize_lm_head,
     )
+
+
+async def _resized(resident: Resident, lent_bytes: int) -> bool:
+    """Have it lend so much of its cache in all. False where it does not, as its requests need it."""
+    assert resident.ready is not None
+    try:
+        await resident.ready.child.resize_kv(lent_bytes)
+    except EngineError as refusal:
+        _log.info("%s lends no more of its cache: %s", resident.model_id, refusal.message)
+        return False
+    resident.lent_bytes = lent_bytes
+    return True
 
 
 async def _end(resident: Resident) -> None:

@@ -1,28 +1,30 @@
 """Which models fit beside each other, and whether one that goes has given its memory back before the next takes it.
 
 One budget for all: on a card its total times gpu_memory_utilization, on a CPU what the system has available. What a
-model holds is what its engine reported; what a new one will need is told from its files.
+model holds is what its engine reported; what a new one needs is the engine's own forecast and a small cache.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from app.background import in_daemon_thread
-from app.models.host_memory import Memory, memory_of, resident_bytes
-from app.settings import Settings
+from app.models.machine import Memory, card, computer
+from engine.config import EngineConfig
 from engine.types import MemoryReport
 
 _log = logging.getLogger("fireside.models")
 
 _CARD_RESERVE_BYTES = 512 * 1024**2
 _CPU_RESERVE_BYTES = 1_000_000_000  # for the rest of the machine
-_WEIGHTS_SHARE = 1.1  # scales held in 32 bits, tables of angles
-_WORKSPACE_BYTES = 400_000_000  # a small step's, and what a process with torch takes before a weight is there
-_LEAST_KV_BYTES = 500_000_000  # with less of a cache a model is of little use beside others
+_PROCESS_BYTES = 400_000_000  # on a CPU: Python and torch, before a weight is there
+_USEFUL_TOKENS = 8192  # of cache; with less a model is of little use beside others
+_LENT_SHARE = 0.5  # of its cache, that a model may be asked to give to others
 _BACK_SHARE = 0.8  # of what a model held, to be free again: other programs move meanwhile
 _BACK_S = 5.0
 _LOOK_EVERY_S = 0.05
@@ -32,45 +34,74 @@ _LOOK_EVERY_S = 0.05
 class Holding:
     """What a loaded model has.
 
-    device  as in `ModelInfo`
-    pid     of its process
+    device         as in `ModelInfo`
+    pid            of its process
+    made_kv_bytes  its cache as it was made, before any of it was given back
     """
 
     device: str
     pid: int | None
     report: MemoryReport
+    made_kv_bytes: int
 
     @property
     def num_bytes(self) -> int:
         found = self.report
         return found.weights_bytes + found.kv_bytes + found.workspace_bytes + found.graphs_bytes
 
+    @property
+    def could_lend(self) -> int:
+        """Of its cache as it is now; a CPU's cannot be resized."""
+        least = int(self.made_kv_bytes * (1 - _LENT_SHARE))
+        return max(self.report.kv_bytes - least, 0) if self.device != "cpu" else 0
+
+
+Needs = Callable[[Path, EngineConfig, str], int]
+
+
+def needed_bytes(folder: Path, config: EngineConfig, kind: str) -> int:
+    """That a model needs to be useful on a device of this kind. Raises AppError where it cannot be loaded at all."""
+    from app.errors import from_engine_error
+    from app.models.outline import outline_of_folder
+    from engine.errors import EngineError
+    from engine.forecast import can_be_captured, compute_dtype, forecast
+    from engine.memory import asked_context, bytes_per_token
+
+    outline, memory = outline_of_folder(folder), memory_of(kind)
+    try:
+        dtype = compute_dtype(config, outline.spec, kind)
+        uses_graphs = kind == "cuda" and can_be_captured(outline.spec, outline.stated)
+        parts = forecast(config, outline.spec, outline, outline.stated, memory, dtype, uses_graphs=uses_graphs)
+        num_tokens = min(asked_context(config, outline.spec), _USEFUL_TOKENS)
+    except EngineError as error:
+        raise from_engine_error(error) from error
+    cache = int(config.kv_gb * 1e9) if config.kv_gb else num_tokens * bytes_per_token(outline.spec, dtype)
+    return parts.total + cache + (_PROCESS_BYTES if kind == "cpu" else 0)
+
+
+def memory_of(kind: str) -> Memory:
+    """Now, whoever holds it. Asks a driver, or the system."""
+    return card() or Memory("cuda", "a card that nobody tells of", 0, 0) if kind != "cpu" else computer()
+
 
 class Room:
-    def __init__(self, settings: Settings) -> None:
-        self._share = settings.gpu_memory_utilization
-        self._kv_bytes = _LEAST_KV_BYTES if settings.kv_gb is None else int(settings.kv_gb * 1e9)
+    """share: of a card's memory that may be used."""
 
-    def needed_bytes(self, folder: Path) -> int:
-        """Of a model to be useful. Touches the disk."""
-        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        return int(weights * _WEIGHTS_SHARE) + _WORKSPACE_BYTES + self._kv_bytes
+    def __init__(self, share: float) -> None:
+        self._share = share
 
-    def fits(self, needed_bytes: int, holdings: Sequence[Holding]) -> bool:
-        """Whether a model finds room beside these; False where nobody can tell. Asks a driver, or the system."""
+    def shortage(self, needed: int, holdings: Sequence[Holding]) -> int:
+        """Bytes that are missing for a model beside these; 0 or less where it fits."""
         device = holdings[0].device
         memory = memory_of(device)
-        return memory is not None and needed_bytes <= self._left(device, memory, holdings)
-
-    def _left(self, device: str, memory: Memory, holdings: Sequence[Holding]) -> int:
         if device != "cpu":
-            budget = int(memory.total_bytes * self._share) - sum(held.num_bytes for held in holdings)
-            return min(budget, memory.free_bytes - _CARD_RESERVE_BYTES)
+            budget = int(memory.total * self._share) - sum(held.num_bytes for held in holdings)
+            return needed - min(budget, memory.free - _CARD_RESERVE_BYTES)
         # A cache is the system's until it is written: what was promised counts as taken.
-        promised = sum(max(held.num_bytes - resident_bytes(held.pid), 0) for held in holdings)
-        return memory.free_bytes - promised - _CPU_RESERVE_BYTES
+        promised = sum(max(held.num_bytes - _resident_bytes(held.pid), 0) for held in holdings)
+        return needed - (memory.free - promised - _CPU_RESERVE_BYTES)
 
-    async def until_back(self, held: Holding, before: Memory | None) -> None:
+    async def until_back(self, held: Holding, before: Memory) -> None:
         """Return once the memory of a model that has ended is seen to be free; says so in the log where it is not.
 
         before  the memory while it was there
@@ -88,8 +119,17 @@ class Room:
         _log.info("%.2f GB are free again after %.2f s.", held.num_bytes / 1e9, time.monotonic() - began)
 
 
-def _is_back(held: Holding, before: Memory | None) -> bool:
-    if resident_bytes(held.pid):
+def _is_back(held: Holding, before: Memory) -> bool:
+    if _resident_bytes(held.pid):
         return False
-    now = memory_of(held.device) if held.device != "cpu" else None  # the system's is back with the process
-    return now is None or before is None or now.free_bytes >= before.free_bytes + held.num_bytes * _BACK_SHARE
+    if held.device == "cpu":  # the system has it back with the end of the process
+        return True
+    return memory_of(held.device).free >= before.free + held.num_bytes * _BACK_SHARE
+
+
+def _resident_bytes(pid: int | None) -> int:
+    """What a process has of the system's memory now; 0 once it is gone."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss) if pid is not None else 0
+    except psutil.Error:
+        return 0

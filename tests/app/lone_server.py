@@ -92,7 +92,7 @@ class TwoModels:
 
 def new_manager(settings: Settings) -> ModelManager:
     start = functools.partial(EngineClient.start, load_runner="tests.app.lone_server:load")
-    return ModelManager(settings, TwoModels(settings.home), start)
+    return ModelManager(settings, TwoModels(settings.home), start, needs=lambda folder, config, kind: 0)
 
 
 def build_page(service: object, manager: ModelManager) -> FastAPI:

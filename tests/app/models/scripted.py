@@ -13,6 +13,7 @@ from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.making import Progress
 from app.models.manager import ModelManager
+from app.models.room import Needs
 from engine.config import EngineConfig
 from engine.errors import BadRequest, EngineClosed, EngineDied, EngineError
 from engine.types import (
@@ -42,6 +43,7 @@ class Child:
         self.stats = EngineStats(num_steps=7)
         self.may_begin, self.may_finish = asyncio.Event(), asyncio.Event()
         self.may_begin.set()
+        self.most_lent, self.lent = 100, list[int]()
         self.asked: list[tuple[int, ...]] = []
         self.death: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self.is_closed = False
@@ -53,6 +55,9 @@ class Child:
     def die(self, why: str = "killed by SIGKILL", kind: type[EngineDied] = EngineDied) -> None:
         if self.is_alive:
             self.death.set_result(kind(why))
+
+    def put_on_card(self, report: MemoryReport) -> None:
+        self.info, self.memory, self.most_lent = replace(self.info, device="cuda"), report, report.kv_bytes
 
     def give_up(self, why: str) -> None:
         self.die(why)
@@ -77,8 +82,9 @@ class Child:
             raise self.death.result()
 
     async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
-        if give_back_bytes > 100:
-            raise BadRequest("At most 100 bytes.")
+        self.lent.append(give_back_bytes)
+        if give_back_bytes > self.most_lent:
+            raise BadRequest(f"At most {self.most_lent} bytes.")
         return replace(self.memory, kv_bytes=100 - give_back_bytes)
 
     async def close(self) -> None:
@@ -91,6 +97,8 @@ class Child:
 class Engines:
     """start_engine: keeps every child; waits for `gate`; raises the next of `errors`.
 
+    needed   bytes, by model
+    on_card  what its children report there; None puts them on a CPU
     begins_at_once, finishes_at_once  its children's answers wait for nothing
     """
 
@@ -98,6 +106,8 @@ class Engines:
     errors: list[Exception] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     num_cancelled: int = 0
+    needed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("one", "two", "three"), 10**9))
+    on_card: MemoryReport | None = None
     begins_at_once: bool = True
     finishes_at_once: bool = False
 
@@ -117,6 +127,8 @@ class Engines:
         if self.errors:
             raise self.errors.pop(0)
         self.children.append(Child(config))
+        if self.on_card is not None:
+            self.children[-1].put_on_card(self.on_card)
         if not self.begins_at_once:
             self.children[-1].may_begin.clear()
         if self.finishes_at_once:
@@ -163,13 +175,16 @@ class ThreeModels:
 
 
 @asynccontextmanager
-async def managed(home: Path, shelf: ThreeModels, engines: Engines, **chosen: Any) -> AsyncIterator[ModelManager]:
+async def managed(
+    home: Path, shelf: ThreeModels, engines: Engines, needs: Needs | None = None, **chosen: Any
+) -> AsyncIterator[ModelManager]:
     """One model at a time, unless `max_models` says otherwise."""
     made = ModelManager(
         settings.load({"home": home, "max_models": 1} | chosen, {}),
         shelf,
         engines,
         text_notes=lambda folder: [f"{folder.name} has no template."],
+        needs=needs or (lambda folder, config, kind: engines.needed[folder.name]),
         retry_pause_s=0.2,
         look_every_s=0.01,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 
 from app.chat.types import LoadedModel
 from app.errors import AppError
-from app.models.host_memory import Memory
+from app.models.machine import Memory
 from app.models.manager import ModelManager
+from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, EngineClosed, EngineDied, EngineLost
 from engine.types import FinishReason, SamplingParams
 from tests.app.models.scripted import Child, Engines, ThreeModels, managed, until
+from tests.fakes import memory_report
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -41,7 +44,7 @@ async def manager(tmp_path: Path, shelf: ThreeModels, engines: Engines) -> Async
 @pytest.fixture
 def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of memory, whatever this machine has."""
-    monkeypatch.setattr("app.models.room.memory_of", lambda device: Memory(10**12, 10**12))
+    monkeypatch.setattr("app.models.room.memory_of", lambda kind: Memory("cpu", "x", 10**12, 10**12))
 
 
 async def finish(model: LoadedModel, prompt: tuple[int, ...] = (1, 2)) -> FinishReason | None:
@@ -148,11 +151,53 @@ async def test_models_that_fit_stay_beside_each_other_and_the_longest_unused_goe
 async def test_without_room_a_model_goes_even_below_the_most(
     tmp_path: Path, shelf: ThreeModels, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.models.room.memory_of", lambda device: Memory(10**9, 10**12))
+    monkeypatch.setattr("app.models.room.memory_of", lambda kind: Memory("cpu", "x", 10**12, 10**9))
     async with managed(tmp_path, shelf, engines, max_models=3) as manager:
         await manager.acquire("one")
         await manager.acquire("two")
         assert [child.is_closed for child in engines.children] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("needed", "refuses", "lent"),
+    [(4 * 10**9, False, [4 * 10**9, 0]), (6 * 10**9, False, []), (4 * 10**9, True, [4 * 10**9])],
+)
+async def test_on_a_card_a_model_lends_up_to_half_of_its_cache_and_takes_it_back_once_alone(
+    tmp_path: Path,
+    shelf: ThreeModels,
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+    needed: int,
+    refuses: bool,
+    lent: list[int],
+) -> None:
+    """One model has all of a card's budget, 5 GB of weights and 10 of cache; more than half of it would be its end."""
+    monkeypatch.setattr("app.models.room.memory_of", lambda kind: Memory("cuda", "x", 15 * 10**9, 15 * 10**9))
+    monkeypatch.setattr("app.models.room._is_back", lambda held, before: True)
+    engines.on_card = replace(memory_report(), weights_bytes=5 * 10**9, kv_bytes=10**10)
+    engines.needed["two"] = needed
+    async with managed(tmp_path, shelf, engines, max_models=2, gpu_memory_utilization=1.0) as manager:
+        await manager.acquire("one")
+        if refuses:
+            engines.children[0].most_lent = 0
+        await manager.acquire("two")
+        stays = bool(lent) and not refuses
+        assert engines.children[0].is_alive is stays and engines.children[0].lent == lent[:1]
+        await manager.unload("two")
+        if stays:
+            await until(lambda: engines.children[0].lent == lent)
+
+
+async def test_nobody_goes_for_a_model_that_can_never_be_loaded(
+    tmp_path: Path, shelf: ThreeModels, engines: Engines
+) -> None:
+    def refuse(folder: Path, config: EngineConfig, kind: str) -> int:
+        raise AppError(501, "unsupported_model", "An architecture that nobody knows.")
+
+    async with managed(tmp_path, shelf, engines, needs=refuse) as manager:
+        await manager.acquire("one")
+        assert (await ask(manager, "two")).code == "unsupported_model"
+        assert engines.children[0].is_alive and manager.status().model == "one"
 
 
 async def test_a_model_that_is_not_here_is_refused_to_requests_and_fetched_for_the_owner(
