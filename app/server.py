@@ -114,6 +114,7 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
 
     from app.api import routes
     from app.chat.service import ChatService
+    from app.models.library import Library
     from app.page_slot import PageSlot
 
     owner = manager or new_manager(settings)
@@ -121,16 +122,19 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
     limits = routes.Limits(settings.requests_per_minute, settings.tokens_per_minute)
     service = ChatService(owner, observer=routes.Charging(limits, metrics))
     slot = PageSlot(owner.status)
+    library = Library(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if owner.status().state == "empty":
             owner.load(settings.model)
         page = asyncio.create_task(_run_page(slot, service, owner))
+        library.downloads.take_up()
         try:
             yield
         finally:
             page.cancel()
+            library.downloads.end()
             await asyncio.gather(page, owner.close(), return_exceptions=True)
 
     app = FastAPI(title="Fireside", version=settings_module.version(), docs_url=None, redoc_url=None, lifespan=lifespan)
@@ -142,6 +146,7 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
         version=settings_module.version(),
         keys=routes.Keyring.of(settings),
         limits=limits,
+        library=library,
         allowed_hosts=routes.LOOPBACK_HOSTS | own_names(settings),
         allowed_origins=frozenset(settings.allowed_origin),
     )

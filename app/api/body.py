@@ -45,6 +45,25 @@ def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
 
 
+def read_query(request: Request, model: type[Body]) -> Body:
+    """What stands behind the `?` as `model`. Raises AppError (400)."""
+    try:
+        return model.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise _explained(error) from error
+
+
+@functools.cache
+def query_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its query with `read_query`."""
+    schema = model.model_json_schema()
+    required = schema.get("required", ())
+    properties = schema["properties"].items()
+    return {
+        "parameters": [{"name": n, "in": "query", "required": n in required, "schema": kind} for n, kind in properties]
+    }
+
+
 def invalid(param: str, message: str) -> AppError:
     """A 400 for the request field `param`."""
     return AppError(400, "invalid_value", f"`{param}`: {message}", param=param)

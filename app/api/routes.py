@@ -18,6 +18,7 @@ from app.api.fim import fim_router
 from app.api.guard import Guard
 from app.api.health import health_router
 from app.api.keys import Keyring
+from app.api.library import Library, library_router
 from app.api.limits import Charging, Limits
 from app.api.loading import loading_router
 from app.api.memory import memory_router
@@ -47,6 +48,7 @@ def install(
     version: str,
     keys: Keyring,
     limits: Limits,
+    library: Library | None = None,
     allowed_hosts: frozenset[str] = LOOPBACK_HOSTS,
     allowed_origins: frozenset[str] = frozenset(),
 ) -> None:
@@ -59,6 +61,7 @@ def install(
     version          of Fireside, for GET /version
     keys             who is let in; an empty ring lets everyone in
     limits           how much each key may ask
+    library          search, fit and downloads (app.api.library.Library); None leaves their routes out
     allowed_hosts    names that the Host header may carry, "*" for every name
     allowed_origins  web pages elsewhere that may call, "*" for all
     """
@@ -70,7 +73,8 @@ def install(
         responses_router(service, shelf),
         ollama_router(service, shelf),
         embeddings_router(service, shelf),
-        loading_router(shelf),  # before the list, which takes every path below /models
+        *([library_router(library, shelf)] if library else []),
+        loading_router(shelf),  # both before the list, which takes every path below /models
         models_router(shelf),
         memory_router(shelf),
         tokens_router(service),

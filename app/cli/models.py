@@ -9,6 +9,7 @@ from app.cli.command import Command, table
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.downloads import Download, Downloads
+from app.models.library import Library
 from app.models.shelf import ModelShelf
 from app.settings import Settings
 
@@ -57,6 +58,41 @@ def _row(entry: CatalogEntry, shelf: ModelShelf, download: Download | None) -> d
 def _row_of_download(found: Download) -> dict[str, object]:
     gb = round(found.report.num_bytes / 1e9, 1) if found.report else None
     return {"id": found.repo, "state": found.state, "format": None, "gb": gb, "context": None, "licence": None}
+
+
+# --- search
+
+
+def _search_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", help="in the repository's name")
+    parser.add_argument("--format", choices=("awq", "gptq", "compressed-tensors"), help="of the weights")
+    parser.add_argument("--max-gb", type=float, metavar="GB", help="of the weights at most")
+    parser.add_argument("--licence", metavar="NAME", help="such as apache-2.0")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="hits (default: 20)")
+    parser.add_argument("--gpu-gb", type=float, metavar="GB", help="judge by a card with so many GB")
+    _as_json(parser)
+
+
+def _search(arguments: argparse.Namespace, settings: Settings) -> int:
+    filters = {"fmt": arguments.format, "max_gb": arguments.max_gb, "licence": arguments.licence}
+    words = " ".join(arguments.words)
+    hits = Library(settings).search(words, arguments.gpu_gb, limit=arguments.limit, **filters)
+    if arguments.json:
+        print(json.dumps(hits, indent=1))
+        return 0
+    print(
+        table(("REPOSITORY", "FITS?", "GB", "FORMAT", "LICENCE", "DOWNLOADS", "HERE"), [_row_of_hit(h) for h in hits])
+    )
+    print("\nBy the hub's numbers; `python launch.py fit REPOSITORY` reads the headers and knows exactly.")
+    return 0
+
+
+def _row_of_hit(hit: dict[str, object]) -> list[str]:
+    size = hit["weights_bytes"]
+    gb = f"{size / 1e9:.1f}" if isinstance(size, int) else ""
+    fit = f"{hit['fit']} ({hit['why']})" if hit["why"] else str(hit["fit"])
+    licence = f"{hit['licence']}{' (gated)' if hit['is_gated'] else ''}"
+    return [str(hit["repo"]), fit, gb, str(hit["format"]), licence, f"{hit['downloads']:,}", str(hit["state"])]
 
 
 # --- pull, verify, rm, token
@@ -182,6 +218,7 @@ def _token(arguments: argparse.Namespace, settings: Settings) -> int:
 
 COMMANDS = (
     Command("models list", "the models there are, and how each is", _list, _as_json),
+    Command("models search", "models of the hub, each with whether it fits", _search, _search_arguments),
     Command("models add", "put a repository or a folder into your own models.yaml", _add, _add_arguments),
     Command("models pull", "download a model; Ctrl-C pauses, the same command goes on", _pull, _named),
     Command("models verify", "hash every file of a downloaded model", _verify, _verify_arguments),

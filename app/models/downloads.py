@@ -117,11 +117,15 @@ class Downloads:
             if found.state not in _UNDER_WAY:
                 return found
 
-    def close(self) -> None:
-        """End the one under way: it is taken up by the next process."""
+    def end(self) -> None:
+        """End the one under way, at its next report: it is taken up by the next process. Waits for nothing."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """As `end`; returns when it has ended."""
+        self.end()
         if self._worker is not None:
             self._worker.join(timeout=5)
 

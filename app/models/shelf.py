@@ -3,6 +3,7 @@
 The manager's face to this house: which models there are, which lie there whole, and "let this one lie there".
 """
 
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 CATALOG_FILE = Path(__file__).parents[2] / "models.yaml"
 
 
+_log = logging.getLogger("fireside.models")
 _AGAIN = "Copy or download its files again."
 
 
@@ -45,10 +47,22 @@ class ModelShelf:
     ) -> None:
         self._models_dir, self._catalog_file, self._aliases = models_dir, catalog_file, aliases
         self._own_file = models_dir.parent / "models.yaml"
-        self._catalog = self._read_catalog()
+        self._seen = _stamp(self._own_file)
+        self._last = self._read_catalog()
 
     def _read_catalog(self) -> Catalog:
         return Catalog.load(self._catalog_file, self._own_file).with_aliases(self._aliases)
+
+    @property
+    def _catalog(self) -> Catalog:
+        """Read again where the user's file has changed; with mistakes in it the last good one stays."""
+        if (now := _stamp(self._own_file)) != self._seen:
+            self._seen = now
+            try:
+                self._last = self._read_catalog()
+            except AppError as error:
+                _log.warning("%s", error.text)
+        return self._last
 
     def add(self, name: str, entry_id: str | None = None) -> CatalogEntry:
         """Put a repository or a folder into the user's models.yaml. Asks the hub what it is; fetches nothing.
@@ -73,7 +87,7 @@ class ModelShelf:
         before = self._own_file.read_text("utf-8") if self._own_file.exists() else None
         add_block(self._own_file, own_id, keys)
         try:
-            self._catalog = self._read_catalog()
+            self._read_catalog()
         except AppError:  # the id is taken, or is none
             self._own_file.unlink() if before is None else self._own_file.write_text(before, "utf-8")
             raise
@@ -171,10 +185,7 @@ class ModelShelf:
 
     def _forget(self, entry: CatalogEntry) -> bool:
         """Take its block out of the user's models.yaml, if it has one."""
-        if entry not in self._catalog.entries or not remove_block(self._own_file, entry.id):
-            return False
-        self._catalog = self._read_catalog()
-        return True
+        return entry in self._catalog.entries and remove_block(self._own_file, entry.id)
 
     def _fetch(self, entry: CatalogEntry, repo: str, on_progress: Progress, *, repairs: bool = False) -> Path:
         from app.models.downloader import fetch_apart
@@ -183,6 +194,15 @@ class ModelShelf:
             on_progress(report.stage, report.fraction)
 
         return fetch_apart(repo, entry.revision, self.folder(entry), on_report, repairs=repairs)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Changes when the file does; None where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
 
 
 def _busy(name: str) -> None:

@@ -31,9 +31,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     names = config.get("architectures") or []
     if len(names) != 1 or names[0] not in _ARCHITECTURES:
         found = ", ".join(map(str, names)) or "none"
-        raise UnsupportedModel(
-            f"Architecture {found} is not supported. Supported: {', '.join(sorted(_ARCHITECTURES))}."
-        )
+        raise UnsupportedModel(f"Architecture {found} is not supported. Supported: {', '.join(SUPPORTED)}.")
     reader = ConfigReader(config)
     spec = _ARCHITECTURES[names[0]](reader)
     reader.refuse_unread(names[0])
@@ -229,6 +227,7 @@ _ARCHITECTURES: dict[str, Callable[[ConfigReader], ModelSpec]] = {
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
 }
+SUPPORTED = tuple(sorted(_ARCHITECTURES))
 
 
 def _attention(

@@ -1,0 +1,132 @@
+"""What may be asked of the shelf beside loading: search, fit, downloads, adding, removing. Blocks; for any thread."""
+
+from dataclasses import asdict
+from typing import Any
+
+from app.errors import AppError
+from app.models.catalog import CatalogEntry
+from app.models.downloads import Download, Downloads
+from app.models.fit import FitReport, fit
+from app.models.hub_token import forget_token, keep_token, read_token
+from app.models.machine import Memory, card, computer, empty_card
+from app.models.manifest import Verdict
+from app.models.outline import Outline, outline_of_folder, outline_of_repo
+from app.models.search import search
+from app.models.shelf import ModelShelf
+from app.settings import Settings
+from engine.config import EngineConfig
+
+_DEFAULT_CARD_GB = 24
+
+
+class Library:
+    """Of one home folder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.shelf = ModelShelf(settings.models_folder, aliases=settings.model_alias)
+        self.downloads = Downloads(settings.models_folder)
+
+    # --- before a download
+
+    def search(self, words: str, gpu_gb: float | None = None, **filters: Any) -> list[dict[str, Any]]:
+        """Hits of `search.search` on this machine as it is, with what of each lies here. Raises AppError."""
+        machine = machines(gpu_gb or self._settings.gpu_memory_gb)[0]
+        hits = search(words, machine, token=self._token(), **filters)
+        return [asdict(hit) | {"state": self.state(self.shelf.resolve(hit.repo))} for hit in hits]
+
+    def fit(
+        self, name: str, gpu_gb: float | None = None, context: int | None = None, kv: str | None = None
+    ) -> FitReport:
+        """As `fit.fit`, on this machine now and on an empty card. Raises AppError."""
+        if gpu_gb is not None and not 0 < gpu_gb < 10_000:
+            raise AppError(400, "bad_request", f"gpu_gb is {gpu_gb}; it must be above 0.", param="gpu_gb")
+        settings, outline = self._settings, self._outline(self.shelf.resolve(name))
+        config = EngineConfig(
+            model=outline.name,
+            max_model_len=context or settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            kv_gb=settings.kv_gb,
+            kv_cache_dtype=kv or settings.kv_cache_dtype,
+            quantize_lm_head=settings.quantize_lm_head,
+        )
+        return fit(outline, config, machines(gpu_gb or settings.gpu_memory_gb), self.shelf.entries())
+
+    def _outline(self, entry: CatalogEntry) -> Outline:
+        """From its folder where it lies whole, else from the hub."""
+        if not self.shelf.state(entry).is_whole and entry.repo is not None:
+            return outline_of_repo(entry.repo, entry.revision, self._token())
+        folder = self.shelf.folder(entry)
+        if not folder.is_dir():
+            hint = f"`python launch.py models pull {entry.id}` makes it."
+            raise AppError(404, "not_downloaded", f"{entry.id} is prepared by Fireside and not here yet.", hint=hint)
+        return outline_of_folder(folder)
+
+    # --- downloads
+
+    def all_downloads(self) -> list[Download]:
+        return self.downloads.all()
+
+    def pull(self, name: str) -> Download:
+        """Queue its download; one that is under way stays as it is. Raises AppError."""
+        entry = self.shelf.resolve(name)
+        if entry.repo is None:
+            raise AppError(400, "not_downloadable", f"{entry.id} is not downloaded from the hub.", param="model")
+        return self.downloads.add(self._name(entry), entry)
+
+    def pause(self, name: str) -> Download:
+        return self.downloads.pause(self._name(self.shelf.resolve(name)))
+
+    def resume(self, name: str) -> Download:
+        return self.downloads.resume(self._name(self.shelf.resolve(name)))
+
+    def cancel(self, name: str) -> None:
+        self.downloads.cancel(self._name(self.shelf.resolve(name)))
+
+    def state(self, entry: CatalogEntry) -> str:
+        """ "ready", a download's state, or "" where nothing of it is here."""
+        if self.shelf.state(entry).is_whole:
+            return "ready"
+        found = self.downloads.find(self._name(entry))
+        return found.state if found and found.state != "ready" else ""
+
+    # --- what lies here
+
+    def add(self, name: str, entry_id: str | None = None) -> CatalogEntry:
+        return self.shelf.add(name, entry_id)
+
+    def remove(self, name: str) -> int:
+        """Bytes freed; a download under way is cancelled. Raises AppError."""
+        entry = self.shelf.resolve(name)
+        found = self.downloads.find(self._name(entry))
+        if found is None or found.state == "ready":
+            return self.shelf.remove(entry)
+        self.downloads.cancel(found.name)
+        return self.shelf.remove(entry) if self.shelf.state(entry).is_whole else 0
+
+    def verify(self, name: str) -> dict[str, Verdict]:
+        return self.shelf.verify(self.shelf.resolve(name))
+
+    def keep_token(self, token: str) -> None:
+        keep_token(self._settings.home, token)
+
+    def forget_token(self) -> bool:
+        return forget_token(self._settings.home)
+
+    def _token(self) -> str | None:
+        return read_token(self._settings.home)
+
+    def _name(self, entry: CatalogEntry) -> str:
+        return self.shelf.folder(entry).name
+
+
+def machines(gpu_gb: float | None) -> list[Memory]:
+    """What is free now, and an empty card: this one, or one of `gpu_gb`."""
+    here = card()
+    if here is None:
+        empty = empty_card(gpu_gb or _DEFAULT_CARD_GB)
+        return [empty] if gpu_gb else [computer(), empty]
+    acting = here if gpu_gb is None else here.acting_as(gpu_gb)
+    return [acting, acting.emptied()]
