@@ -6,11 +6,17 @@ import sys
 from collections.abc import Sequence
 
 from app import settings as settings_module
-from app.cli import chat, fit, memory, models
+from app.cli import chat, doctor, fit, memory, models
 from app.errors import AppError
 from app.settings import SettingsError
 
-COMMANDS = (*models.COMMANDS, *fit.COMMANDS, *memory.COMMANDS, *chat.COMMANDS)  # in the order of --help
+COMMANDS = (
+    *models.COMMANDS,
+    *fit.COMMANDS,
+    *memory.COMMANDS,
+    *chat.COMMANDS,
+    *doctor.COMMANDS,
+)  # in the order of --help
 
 
 def main(argv: Sequence[str]) -> int:

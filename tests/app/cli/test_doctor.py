@@ -1,0 +1,88 @@
+"""The doctor names what is wrong and what to do."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.cli import doctor
+from app.cli import main as cli
+
+
+def findings(home: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    capsys.readouterr()
+    cli.main(["doctor", "--json", "--home", str(home)])
+    return {finding["about"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("FIRESIDE_PORT", str(server.getsockname()[1]))
+        yield server.getsockname()[1]
+
+
+def test_every_note_and_problem_has_a_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = findings(tmp_path, capsys)
+    assert {"versions", "packages", "GPU", "disk", "port", "models", "hub"} <= set(found)
+    assert [f["about"] for f in found.values() if f["state"] != "ok" and not f["fix"]] == []
+
+
+def test_a_port_that_is_taken_is_told_with_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], listening: int
+) -> None:
+    port = findings(tmp_path, capsys)["port"]
+    assert port["state"] == "note" and f"--port {listening + 1}" in port["fix"]
+
+
+def test_a_broken_catalogue_is_a_problem_and_the_exit_code_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models.yaml").write_text("mine:\n  repo: nothing\n")
+    assert "models.yaml:2: mine: `repo` is" in findings(tmp_path, capsys)["models.yaml"]["found"]
+    assert cli.main(["doctor", "--home", str(tmp_path)]) == 1
+    assert "PROBLEM models.yaml" in capsys.readouterr().out
+
+
+def test_a_download_that_is_not_finished_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models" / ".org--tiny.download").mkdir(parents=True)
+    assert "org--tiny" in findings(tmp_path, capsys)["downloads"]["found"]
+
+
+def test_a_full_disk_and_offline_mode_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5e8))
+    found = findings(tmp_path, capsys)
+    assert (found["disk"]["state"], found["hub"]["state"]) == ("problem", "note")
+
+
+@pytest.mark.parametrize(
+    ("capability", "torch", "about"), [((7, 5), "2.13.0", "GPU"), ((8, 9), "2.13.0+cpu", "PyTorch")]
+)
+def test_a_card_that_cannot_be_used_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], torch: str, about: str
+) -> None:
+    import pynvml
+
+    for name, answer in {
+        "nvmlInit": None,
+        "nvmlDeviceGetHandleByIndex": 0,
+        "nvmlSystemGetDriverVersion": "580.1",
+        "nvmlDeviceGetName": b"a card",
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(free=20e9, total=24e9),
+        "nvmlDeviceGetCudaComputeCapability": capability,
+    }.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(doctor, "_version_of", lambda name: torch)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    problems = {finding.about for finding in doctor._gpu(None) if finding.state == "problem"}  # type: ignore[arg-type]
+    assert problems == {about, "C compiler"}
