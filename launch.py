@@ -28,7 +28,7 @@ STAMP = VENV / "launch.json"
 LOCK = VENV / "launch.lock"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
-COMMANDS = ("models", "fit", "chat", "doctor")  # first words of app.cli's commands
+COMMANDS = ("models", "fit", "chat", "doctor", "quantize")  # first words of app.cli's commands
 OLDEST_PYTHON = (3, 11)
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 # Disk that a fresh set-up takes, in bytes: the installed set, what pip unpacks meanwhile and what it caches.

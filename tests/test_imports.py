@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "app.api": ("app.api", "app.chat", "app.models", "app.history", *_BELOW, *_WORDS),
     "app.ui": ("app.ui", "app.chat", "app.models", "app.history", *_BELOW),
     "app.models": ("app.models", "app.chat.types", *_BELOW, *_WORDS, "engine.client", "engine.config", *_FORECAST),
-    "app.cli": ("app.cli", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
+    "app.cli": ("app.cli", "app.chat", "app.llm", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.llm": ("app.llm", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.server": ("app", "engine.client"),
     **{module: TORCH_FREE[:i] for i, module in enumerate(TORCH_FREE)},

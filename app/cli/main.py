@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from app import settings as settings_module
-from app.cli import chat, doctor, fit, memory, models
+from app.cli import chat, doctor, fit, memory, models, quantize
 from app.errors import AppError
 from app.settings import SettingsError
 
@@ -16,6 +16,7 @@ COMMANDS = (
     *memory.COMMANDS,
     *chat.COMMANDS,
     *doctor.COMMANDS,
+    *quantize.COMMANDS,
 )  # in the order of --help
 
 
