@@ -155,6 +155,7 @@ def _model_info(
         quantization=checkpoint.format.name if checkpoint.format else None,
         dtype=str(dtype).removeprefix("torch."),
         device=device.name,
+        device_kind=device.kind,
         vocab_size=spec.vocab_size,
         num_layers=len(spec.layers),
         max_model_len=max_model_len,

@@ -168,6 +168,8 @@ class ModelInfo:
     max_model_len   tokens (prompt + answer) that one sequence may hold here, after fitting to memory
     context_length  tokens that the architecture was trained for
     eos_token_ids   end ids from generation_config.json, else config.json
+    device          its name, for people
+    device_kind     "cpu" or "cuda"
     """
 
     architecture: str
@@ -181,6 +183,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     max_num_seqs: int
     max_num_batched_tokens: int
+    device_kind: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

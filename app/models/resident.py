@@ -96,7 +96,7 @@ class ReadyModel:
 
     @property
     def holding(self) -> Holding:
-        return Holding(self.child.info.device, self.child.pid, self.child.memory, self.made_kv_bytes)
+        return Holding(self.child.info.device_kind, self.child.pid, self.child.memory, self.made_kv_bytes)
 
 
 class Stopped(Exception):

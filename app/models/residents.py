@@ -19,17 +19,14 @@ from pathlib import Path
 from app.background import in_daemon_thread
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
-from app.models.conduct import Conduct
-from app.models.engine_logs import EngineLogs
 from app.models.line import Line
-from app.models.load_times import LoadTimes
+from app.models.loading import Loader, load_error
 from app.models.page_cache import warm
-from app.models.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, Stopped, ending
+from app.models.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, Stopped
 from app.models.room import Holding, Needs, Room, memory_of
 from app.models.watched import WatchedEngine
 from app.settings import Settings
-from engine.config import EngineConfig
-from engine.errors import EngineClosed, EngineDied, EngineError
+from engine.errors import EngineClosed, EngineError
 
 _log = logging.getLogger("fireside.models")
 
@@ -55,19 +52,17 @@ class Residents:
     ) -> None:
         self._settings = settings
         self._shelf = shelf
-        self._start_engine = start_engine
+        self._loader = Loader(settings, shelf, start_engine)
         self._text_notes = text_notes
         self._look_every_s = look_every_s
         self._lease = lease
         self._needs = needs
         self._room = Room(settings.gpu_memory_utilization)
-        self._load_times = LoadTimes(settings.home / "load-times.json")
         self._line = Line()
         self._by_id: dict[str, Resident] = {}
-        self._conducts: dict[str, Conduct] = {}
         self._endings: dict[asyncio.Task[None], Resident] = {}
         self._looking: asyncio.Task[None] | None = None
-        self.logs = EngineLogs(settings.home / "logs")
+        self.logs = self._loader.logs
         self.in_hand = ""
         self.is_closed = False
 
@@ -86,7 +81,7 @@ class Residents:
     def choose(self, name: str, model_id: str) -> None:
         """By hand: whatever it did before is forgiven, and another one chosen before that still loads is given up."""
         self.in_hand = model_id
-        self._conduct(model_id).pardon()
+        self._loader.conduct(model_id).pardon()
         for other in self.all:
             if other.is_loading and other.is_chosen and other.model_id != model_id:
                 self.let_go(other)
@@ -111,9 +106,9 @@ class Residents:
         try:
             if remains is not None:
                 await _end(remains)
-            self._conduct(resident.model_id).check_model()
+            self._loader.conduct(resident.model_id).check_model()
             entry = self._shelf.resolve(resident.name)
-            folder = await self._fetched(resident, entry)
+            folder = await self._loader.fetched(resident, entry)
             warming = asyncio.create_task(in_daemon_thread(lambda: warm(folder)))
             warming.add_done_callback(lambda task: None if task.cancelled() else task.exception())
             await resident.place.turn()
@@ -124,20 +119,8 @@ class Residents:
         finally:
             resident.place.leave()
 
-    async def _fetched(self, resident: Resident, entry: CatalogEntry) -> Path:
-        """Its folder. What is no file of ours yet is fetched if it was chosen; others may load meanwhile."""
-        if not await in_daemon_thread(lambda: self._shelf.is_whole(entry)):
-            if not resident.is_chosen and not entry.is_embedded:
-                raise _not_downloaded(entry)
-            resident.place.step_aside(True)
-        resident.is_fetching = True
-        folder = await in_daemon_thread(lambda: self._shelf.ensure(entry, resident.show_or_stop))
-        resident.is_fetching = False
-        resident.place.step_aside(False)
-        return folder
-
     async def _ready(self, resident: Resident, entry: CatalogEntry, folder: Path) -> ReadyModel:
-        child = await self._started(resident, folder)
+        child = await self._loader.started(resident, folder)
         for note in (*child.memory.notes, *await in_daemon_thread(lambda: self._text_notes(folder))):
             _log.warning("%s: %s", entry.id, note)
         self.in_hand = self.in_hand or entry.id
@@ -149,41 +132,18 @@ class Residents:
             sampling=entry.sampling,
             tool_format=entry.tool_format,
             reasoning=entry.reasoning,
-            engine=WatchedEngine(child, self._conduct(entry.id), lambda: self._lease(entry.id)),
+            engine=WatchedEngine(child, self._loader.conduct(entry.id), lambda: self._lease(entry.id)),
             child=child,
             made_kv_bytes=child.memory.kv_bytes,
         )
 
-    async def _started(self, resident: Resident, folder: Path) -> Engine:
-        """Its engine. One that dies while it loads is begun again, with pauses, as one that dies later."""
-        model_id, conduct = resident.model_id, self._conduct(resident.model_id)
-        log_path = await in_daemon_thread(lambda: self.logs.begin(model_id))
-        resident.expected_s = await in_daemon_thread(lambda: self._load_times.last_s(model_id))
-        while True:
-            resident.show("Waiting before the next try", None)
-            await asyncio.sleep(conduct.pause_s)
-            resident.show("Starting the engine", None)
-            resident.started_at = time.monotonic()
-            try:
-                child = await self._start_engine(
-                    _engine_config(self._settings, folder), on_loading=resident.show, log_path=log_path
-                )
-            except EngineDied as death:
-                conduct.failed(death.message)
-                await self._say(model_id, f"died while it loaded: {death.message}")
-                conduct.check_model()
-                continue
-            keep = partial(self._load_times.keep, model_id, time.monotonic() - resident.started_at)
-            await in_daemon_thread(keep)
-            return child
-
     def _failed(self, resident: Resident, error: Exception) -> AppError:
         resident.failed_at = time.monotonic()
-        told = _load_error(resident, error)
+        told = load_error(resident, error)
         if told.status == 404:  # a request named it in vain: it leaves no trace
             self._forget(resident)
         if not isinstance(error, Stopped | AppError):
-            self._conduct(resident.model_id).failed(told.message)
+            self._loader.conduct(resident.model_id).failed(told.message)
         if not resident.is_chosen and resident.displaced and self.in_hand == resident.model_id:
             self.in_hand = resident.displaced  # whose next request brings it back
         return told
@@ -209,9 +169,7 @@ class Residents:
         if not others:
             return None
         holdings = [other.ready.holding for other in others if other.ready]
-        needed = await in_daemon_thread(
-            lambda: self._needs(folder, _engine_config(self._settings, folder), holdings[0].device)
-        )
+        needed = await in_daemon_thread(lambda: self._needs(folder, self._loader.config(folder), holdings[0].kind))
         if len(others) < self._settings.max_models and await self._fits(needed, others, holdings):
             return None
         return min(others, key=lambda other: (other.num_held > 0, other.used_at))
@@ -235,10 +193,10 @@ class Residents:
         death = await child.until_ended()
         if resident.is_leaving or isinstance(death, EngineClosed):
             return
-        self._conduct(resident.model_id).failed(death.message)
+        self._loader.conduct(resident.model_id).failed(death.message)
         if self._by_id.get(resident.model_id) is resident:
             self.begin(resident.name, resident.model_id, is_chosen=resident.is_chosen)
-        await self._say(resident.model_id, f"died: {death.message}")
+        await self._loader.say(resident.model_id, f"died: {death.message}")
 
     async def _look_after_all(self) -> None:
         while True:
@@ -247,7 +205,7 @@ class Residents:
                 if resident.is_answering:
                     self._look_after(resident)
                     await self._give_back(resident)
-                    await in_daemon_thread(partial(self.logs.turn_over, resident.model_id))
+                    await in_daemon_thread(partial(self._loader.logs.turn_over, resident.model_id))
 
     async def _give_back(self, resident: Resident) -> None:
         """What it lent to others, once it is alone."""
@@ -258,7 +216,7 @@ class Residents:
         assert resident.ready is not None
         child, idle_s = resident.ready.child, time.monotonic() - resident.used_at
         timeout_s = self._settings.step_timeout or (
-            _CPU_STEP_TIMEOUT_S if child.info.device == "cpu" else _CARD_STEP_TIMEOUT_S
+            _CPU_STEP_TIMEOUT_S if child.info.device_kind == "cpu" else _CARD_STEP_TIMEOUT_S
         )
         if child.stats.last_step_age_s > timeout_s:
             child.give_up(f"The engine hung: no step ended for {timeout_s:.0f} s (--step-timeout). It was ended.")
@@ -284,7 +242,7 @@ class Residents:
         if resident.num_held and drain_s:
             await resident.until_free(drain_s)
         held = resident.ready.holding if resident.is_answering and resident.ready else None
-        before = await in_daemon_thread(lambda: memory_of(held.device)) if held else None
+        before = await in_daemon_thread(lambda: memory_of(held.kind)) if held else None
         await _end(resident)
         if held is not None and before is not None and not self.is_closed:
             await self._room.until_back(held, before)
@@ -303,31 +261,6 @@ class Residents:
             resident.cut_short()
         if self._endings:
             await asyncio.wait(self._endings)
-
-    def _conduct(self, model_id: str) -> Conduct:
-        return self._conducts.setdefault(model_id, Conduct(model_id))
-
-    async def _say(self, model_id: str, what: str) -> None:
-        """In the app's log and among the lines of the engine."""
-        conduct = self._conduct(model_id)
-        then = "It is parked." if conduct.is_parked else f"Beginning again in {conduct.pause_s:.0f} s."
-        _log.warning("The engine of %s %s %s", model_id, what, then)
-        await in_daemon_thread(lambda: self.logs.note(model_id, f"The engine {what} {then}"))
-
-
-def _engine_config(settings: Settings, folder: Path) -> EngineConfig:
-    return EngineConfig(
-        model=str(folder),
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        gpu_memory_gb=settings.gpu_memory_gb,
-        kv_gb=settings.kv_gb,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        keep_packed=settings.keep_packed,
-        quantize_lm_head=settings.quantize_lm_head,
-    )
 
 
 async def _resized(resident: Resident, lent_bytes: int) -> bool:
@@ -354,27 +287,3 @@ async def _end(resident: Resident) -> None:
         with suppress(EngineError, OSError):
             await resident.ready.child.close()
         await asyncio.wait({resident.watch})
-
-
-def _load_error(resident: Resident, error: Exception) -> AppError:
-    """Any failure of a load, as what a waiting request is told; of a chosen model, that it is not there now."""
-    model_id = resident.model_id
-    if isinstance(error, Stopped):
-        return ending()
-    if isinstance(error, AppError):
-        status = 503 if resident.is_chosen else error.status
-        return AppError(status, error.code, error.message, hint=error.hint, param=error.param)
-    if isinstance(error, EngineError):
-        return AppError(503, error.code, f"`{model_id}` could not be loaded: {error.message}")
-    _log.error("loading %s failed", model_id, exc_info=error)
-    return AppError(503, "load_failed", f"`{model_id}` could not be loaded: {type(error).__name__}: {error}")
-
-
-def _not_downloaded(entry: CatalogEntry) -> AppError:
-    return AppError(
-        404,
-        "model_not_downloaded",
-        f"`{entry.id}` is in the catalogue, but not on this machine.",
-        hint=f"`python launch.py models pull {entry.id}` fetches it; POST /models/load fetches and loads it.",
-        param="model",
-    )

@@ -34,12 +34,12 @@ _LOOK_EVERY_S = 0.05
 class Holding:
     """What a loaded model has.
 
-    device         as in `ModelInfo`
+    kind           of its device, as in `ModelInfo`
     pid            of its process
     made_kv_bytes  its cache as it was made, before any of it was given back
     """
 
-    device: str
+    kind: str
     pid: int | None
     report: MemoryReport
     made_kv_bytes: int
@@ -53,7 +53,7 @@ class Holding:
     def could_lend(self) -> int:
         """Of its cache as it is now; a CPU's cannot be resized."""
         least = int(self.made_kv_bytes * (1 - _LENT_SHARE))
-        return max(self.report.kv_bytes - least, 0) if self.device != "cpu" else 0
+        return max(self.report.kv_bytes - least, 0) if self.kind != "cpu" else 0
 
 
 Needs = Callable[[Path, EngineConfig, str], int]
@@ -92,9 +92,9 @@ class Room:
 
     def shortage(self, needed: int, holdings: Sequence[Holding]) -> int:
         """Bytes that are missing for a model beside these; 0 or less where it fits."""
-        device = holdings[0].device
-        memory = memory_of(device)
-        if device != "cpu":
+        kind = holdings[0].kind
+        memory = memory_of(kind)
+        if kind != "cpu":
             budget = int(memory.total * self._share) - sum(held.num_bytes for held in holdings)
             return needed - min(budget, memory.free - _CARD_RESERVE_BYTES)
         # A cache is the system's until it is written: what was promised counts as taken.
@@ -122,9 +122,9 @@ class Room:
 def _is_back(held: Holding, before: Memory) -> bool:
     if _resident_bytes(held.pid):
         return False
-    if held.device == "cpu":  # the system has it back with the end of the process
+    if held.kind == "cpu":  # the system has it back with the end of the process
         return True
-    return memory_of(held.device).free >= before.free + held.num_bytes * _BACK_SHARE
+    return memory_of(held.kind).free >= before.free + held.num_bytes * _BACK_SHARE
 
 
 def _resident_bytes(pid: int | None) -> int:

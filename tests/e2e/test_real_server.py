@@ -27,8 +27,8 @@ ANSWER = "The capital of France is Paris."  # greedy, from the source weights
 class Server:
     """One run of Fireside in a process of its own."""
 
-    def __init__(self, home: Path) -> None:
-        command = [sys.executable, "-c", _START, "--home", str(home), "--port", "0", "--no-browser"]
+    def __init__(self, home: Path, *flags: str) -> None:
+        command = [sys.executable, "-c", _START, "--home", str(home), "--port", "0", "--no-browser", *flags]
         self.process = subprocess.Popen(
             [*command, "--max-num-seqs", "16", "--kv-gb", "0.2"],
             cwd=Path(__file__).parents[2],
@@ -257,3 +257,37 @@ async def test_progress_of_a_long_prompt_is_told(server: Server) -> None:
         told = [progress async for chunk in stream if (progress := (chunk.model_extra or {}).get("prompt_progress"))]
     assert told and [block["processed"] for block in told] == sorted({block["processed"] for block in told})
     assert all(block["processed"] < block["total"] for block in told)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_forms_of_the_model_stay_beside_each_other_and_are_swapped_under_eight_streams(
+    embedded_home: Path,
+) -> None:
+    """Two of the four have room; each answers as it does alone, nothing is cut, and the first is let go of last."""
+    running = Server(embedded_home, "--max-models", "2", "--drain-timeout", "120")
+    forms = ["smollm2-135m-instruct", *(f"smollm2-135m-instruct-{form}" for form in ("gptq", "awq", "dense"))]
+    seconds: list[float] = []
+    try:
+        async with running.client() as client:
+            alone = {}
+            for form in forms:
+                alone[form] = (await chat(client, model=form)).choices[0].message.content
+            assert alone[forms[0]] == alone[forms[3]] == ANSWER
+            for number in range(8):
+                old, new = forms[number % 4], forms[(number + 1) % 4]
+                streams = await asyncio.gather(*(chat(client, model=old, stream=True) for _ in range(8)))
+                texts = [asyncio.create_task(text_of(stream)) for stream in streams]
+                began = time.monotonic()
+                assert (await chat(client, model=new)).choices[0].message.content == alone[new]
+                seconds.append(time.monotonic() - began)
+                assert await asyncio.gather(*texts) == [alone[old]] * 8
+                models = {model.id: model.model_extra for model in (await client.models.list()).data}
+                loaded = {name for name in forms if (models[name] or {})["state"] == "loaded"}
+                assert {old, new} == loaded
+        print(
+            f"\nto the answer of a form that is not loaded, under 8 streams: {sorted(seconds)[4]:.1f} s in the middle"
+        )
+    finally:
+        running.process.terminate()
+        running.process.wait(timeout=30)

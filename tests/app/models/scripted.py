@@ -57,7 +57,11 @@ class Child:
             self.death.set_result(kind(why))
 
     def put_on_card(self, report: MemoryReport) -> None:
-        self.info, self.memory, self.most_lent = replace(self.info, device="cuda"), report, report.kv_bytes
+        self.info, self.memory, self.most_lent = (
+            replace(self.info, device="NVIDIA H200", device_kind="cuda"),
+            report,
+            report.kv_bytes,
+        )
 
     def give_up(self, why: str) -> None:
         self.die(why)
