@@ -36,7 +36,7 @@ _TOKEN_IDS = range(1000, 30_000)  # ordinary words in every vocabulary that we k
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     subprocess.run([sys.executable, "-m", "app.models.fetch", options.model], cwd=_ROOT, check=True)
-    result = measure(options.model, options.rounds, options.starts)
+    result = measure(options.model, options.rounds, options.starts) | _front_end(options.model)
     for name, value in result.items():
         print(f"{name:<40} {f'{value:,.2f}' if isinstance(value, float) else value!s:>24}")
     print(json.dumps(result))
@@ -57,6 +57,14 @@ def measure(model: str, rounds: int, starts: int) -> dict[str, Any]:
                 service |= {f"{name}_after": size for name, size in _resident_mb(server).items()}
     result |= {name: statistics.median(start[name] for start in figures) for name in figures[0]}
     return result | service
+
+
+def _front_end(model: str) -> dict[str, float]:
+    """What it adds to each token, beside an engine that costs nothing (app.bench_front)."""
+    command = [sys.executable, "-m", "app.bench_front", "--model", model]
+    told = subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True).stdout
+    figures: dict[str, float] = json.loads(told.splitlines()[-1])
+    return figures
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

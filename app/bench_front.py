@@ -2,14 +2,15 @@
 
     python -m app.bench_front --model smollm2-135m-instruct --streams 1,32,256
 
-The whole way of a chat's answer (ChatService, tokenizer, API, uvicorn, loopback) in a process of its own, over a scripted
-engine that gives each stream one token a step, as the real one does, and notes when. Clients, here, note when the bytes
-come. Both read the machine's monotonic clock. The last line is JSON.
+The whole way of a chat's answer (ChatService, tokenizer, API, uvicorn, loopback) runs in a process of its own, over a
+scripted engine that gives each stream one token a step, as the real one does, and notes when. Clients, here, note when
+the bytes come. Both read the machine's monotonic clock. The last line is JSON.
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import multiprocessing
 import statistics
@@ -31,7 +32,7 @@ from engine.types import ORDINARY, FinishReason, ModelInfo, RequestTimes, Sampli
 
 TOKENS, STEP_S = 64, 0.05  # of each stream; between one step and the next
 _MAX_MODEL_LEN = 4096
-_WORDS = " and the time of our long day"
+_WORDS = "and the time of our long day"
 _TIMES = RequestTimes(queue_s=0.0, prefill_s=0.0, decode_s=1.0)
 _PATIENCE_S = 300.0
 _INFO = ModelInfo(
@@ -221,9 +222,9 @@ class _Engine:
     ) -> AsyncGenerator[TokenEvent, None]:
         queue: asyncio.Queue[None] = asyncio.Queue()
         self.emitted[request_id], self._waiting[request_id] = [], queue
-        for number in range(TOKENS):
+        for number in itertools.count():
             await queue.get()
-            is_last = number + 1 == TOKENS
+            is_last = number + 1 == params.max_tokens
             if is_last:
                 del self._waiting[request_id]
             yield TokenEvent(

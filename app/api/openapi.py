@@ -20,6 +20,7 @@ WHOLE: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 FLAG: Schema = {"type": "boolean"}
 ANYTHING: Schema = {"type": "object"}
+STREAM: Schema = {"description": "One JSON object an event, or a line"}  # some tools ask it of the whole, some of each
 
 
 def some(schema: Schema) -> Schema:
@@ -182,7 +183,7 @@ def _responses(path: str, answer: Schema) -> Schema:
     if path in _ANSWERS:
         content["application/json"] = {"schema": _ANSWERS[path]}
     if path in _STREAMS:
-        content[_STREAMS[path].partition(";")[0]] = {"schema": TEXT}
+        content[_STREAMS[path].partition(";")[0]] = {"schema": STREAM}
     name, _ = _ERRORS[body_for(path)]
     refusal = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     return {

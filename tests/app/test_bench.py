@@ -1,11 +1,13 @@
 """The bench of the running app, against a real server whose model says one letter."""
 
+import multiprocessing
 from pathlib import Path
 
 import psutil
 import pytest
 
-from app import bench
+from app import bench, bench_front
+from tests.fakes import byte_model_folder
 
 _LONE_SERVER = str(Path(__file__).with_name("lone_server.py"))
 
@@ -21,6 +23,14 @@ def test_every_figure_is_measured_and_no_process_is_left(tmp_path: Path, monkeyp
     assert all(value > 0 for value in result.values() if isinstance(value, float)), result
     assert len(result["ratios"]) == 2
     assert result["start_to_first_token_s"] > result["start_to_ready_s"]
+
+
+def test_what_the_front_end_adds_to_each_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_front, "TOKENS", 4)
+    result = bench_front.measure(byte_model_folder(tmp_path / "letters"), [3])
+    assert multiprocessing.active_children() == []
+    assert [*result] == [f"front_end_{what}_3_streams" for what in ("p50_ms", "p99_ms", "cpu_ms_per_token")]
+    assert 0 < result["front_end_p50_ms_3_streams"] <= result["front_end_p99_ms_3_streams"]
 
 
 def test_a_refusal_ends_the_bench_with_the_servers_words() -> None:
