@@ -36,7 +36,7 @@ __all__ = ["LOOPBACK_HOSTS", "Charging", "Keyring", "Limits", "Metrics", "Shelf"
 
 _log = logging.getLogger("fireside.api")
 _OUR_FOLDERS = ("/v1", "/api")
-_ANY = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+_ANY = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"]
 
 
 def install(

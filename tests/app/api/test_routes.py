@@ -240,7 +240,7 @@ async def test_a_fault_of_ours_tells_no_secrets_and_is_logged(
         ("DELETE", "/v1/models", 405),
         ("POST", "/health", 405),
         ("DELETE", "/tokenize", 405),
-        ("PUT", "/props", 405),
+        ("TRACE", "/props", 405),
         ("GET", "/v1", 404),
         ("POST", "/v1/v1/messages", 404),
     ],
