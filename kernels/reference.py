@@ -234,4 +234,4 @@ def w4_linear(x: torch.Tensor, weight: W4Weight | PlanarWeight, bias: torch.Tens
 
 def w8_linear(x: torch.Tensor, weight: W8Weight) -> torch.Tensor:
     """See `ops.w8_linear`."""
-    return F.linear(x.float(), weight.codes.float()) * weight.scales
+    return F.linear(x.float(), weight.dequantize())

@@ -9,6 +9,7 @@ from engine.quant.stated import Stated
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}  # of a number, by the name of its type
 
+_HEAD_GROUP = 128  # inputs of an 8-bit head that share a scale (`kernels.w8`)
 _PACKED_BITS = 4  # modules of more bits are held in 16, of fewer in 4
 _CODES = ("qweight", "weight_packed")
 _SCALES = ("scales", "weight_scale")
@@ -94,5 +95,5 @@ def _head_bytes(spec: ModelSpec, headers: Headers, names: set[str], kind: str, d
     if any(name.startswith("lm_head.") and name.endswith(_CODES) for name in names):
         return 0
     if head_in_8_bits:
-        return spec.vocab_size * (spec.hidden_size + _FP32_BYTES)
+        return spec.vocab_size * -(-spec.hidden_size // _HEAD_GROUP) * (_HEAD_GROUP + _FP32_BYTES)
     return 0 if spec.tie_word_embeddings else _dense_bytes(headers, "lm_head.weight", kind, dtype)
