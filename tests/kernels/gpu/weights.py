@@ -31,13 +31,13 @@ def numbers(
     k: int, n: int, group: int, has_zeros: bool, seed: int = 0, scales_dtype: torch.dtype = torch.float16
 ) -> Numbers:
     """Scales of both signs; with zeros, of 0 to 16."""
-    generator = torch.Generator().manual_seed(seed)
+    on = {"generator": torch.Generator(DEVICE).manual_seed(seed), "device": DEVICE}
     num_groups = -(-k // group)
-    codes = torch.randint(0, 16, (k, n), generator=generator, dtype=torch.uint8)
-    signs = torch.randint(0, 2, (num_groups, n), generator=generator) * 2 - 1
-    scales = ((torch.rand(num_groups, n, generator=generator) + 0.1) * 0.01 * signs).to(scales_dtype)
-    zeros = torch.full((num_groups, n), 8.0)
+    codes = torch.randint(0, 16, (k, n), dtype=torch.uint8, **on)
+    signs = torch.randint(0, 2, (num_groups, n), **on) * 2 - 1
+    scales = ((torch.rand(num_groups, n, **on) + 0.1) * 0.01 * signs).to(scales_dtype)
+    zeros = torch.full((num_groups, n), 8.0, device=DEVICE)
     if has_zeros:
-        zeros = torch.randint(0, 17, (num_groups, n), generator=generator).float()
+        zeros = torch.randint(0, 17, (num_groups, n), **on).float()
         zeros[0, 0] = 3  # not by chance all 8
-    return Numbers(codes.to(DEVICE), scales.to(DEVICE), (-zeros * scales.float()).to(DEVICE), group)
+    return Numbers(codes, scales, -zeros * scales.float(), group)

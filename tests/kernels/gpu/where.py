@@ -9,7 +9,7 @@ DTYPES = (torch.float32, torch.float16, *((torch.bfloat16,) if ON_CARD else ()))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+    return torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE).to(dtype)
 
 
 def error_of(ours: torch.Tensor, exact: torch.Tensor) -> float:
