@@ -214,22 +214,24 @@ def _above(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Of the logits above `low` their number, fp64 the same or the sum of their weights; the largest of the others."""
+    """Of the logits above `low` their number, fp64 the same or the sum of their weights, the smallest of them, and the
+    largest of the others.
+    """
     counts = tl.zeros((TILE,), tl.int32)
     masses = tl.zeros((TILE,), tl.float64)
+    smallest = tl.full((TILE,), float("inf"), tl.float32)
     largest = tl.full((TILE,), float("-inf"), tl.float32)
-    first = 0
-    while first < num_found:
+    for first in tl.range(0, num_found, TILE):
         place = first + tl.arange(0, TILE)
         block = tl.load(found_ptr + place, mask=place < num_found, other=0)
         x = _logits(logits_ptr, block, place < num_found, vocab_size, temperature, BLOCK)
         counts += tl.sum((x > low).to(tl.int32), axis=1)
         masses += tl.sum(tl.where(x > low, _weights(x, top), 0.0), axis=1).to(tl.float64)
+        smallest = tl.minimum(smallest, tl.min(tl.where(x > low, x, float("inf")), axis=1))
         largest = tl.maximum(largest, tl.max(tl.where(x > low, float("-inf"), x), axis=1))
-        first += TILE
     count = tl.sum(counts, axis=0)
     mass = tl.where(by_mass > 0, tl.sum(masses, axis=0), count.to(tl.float64))
-    return count, mass, tl.max(largest, axis=0)
+    return count, mass, tl.min(smallest, axis=0), tl.max(largest, axis=0)
 
 
 @triton.jit
@@ -250,7 +252,7 @@ def _last_kept(
     lowest = _below(floor)
     low = _surely_before(maxima, top, lowest, target, by_mass)
     num_found = _find(found_ptr, maxima, low)
-    num_low, above_low, largest = _above(
+    num_low, above_low, smallest, largest = _above(
         logits_ptr, found_ptr, num_found, low, top, by_mass, vocab_size, temperature, BLOCK, TILE
     )
     width = _NEAR
@@ -258,12 +260,14 @@ def _last_kept(
         width *= 2.0
         low = tl.where(width > _FAR, lowest, tl.maximum(top - width, lowest))
         num_found = _find(found_ptr, maxima, low)
-        num_low, above_low, largest = _above(
+        num_low, above_low, smallest, largest = _above(
             logits_ptr, found_ptr, num_found, low, top, by_mass, vocab_size, temperature, BLOCK, TILE
         )
     last = floor
     if above_low >= target:
-        last = top
+        # Above low there is enough, above high too little; high is a logit, and low the number just below one. So many
+        # equal logits, or none at all in a wide stretch, take no more steps than one.
+        low = _below(smallest)
         high = top
         num_high = 0
         above_high = tl.zeros((), tl.float64)
@@ -277,19 +281,19 @@ def _last_kept(
             middle = low + (high - low) * share
             is_between = (middle > low) & (middle < high) & (high - low < _FAR)
             middle = tl.where(is_between, middle, _of_key(_key(low) + (_key(high) - _key(low)) // 2))
-            num, above, largest = _above(
+            num, above, smallest, largest = _above(
                 logits_ptr, found_ptr, num_found, middle, top, by_mass, vocab_size, temperature, BLOCK, TILE
             )
             is_high = above < target
-            last = tl.where(is_high, largest, last)
-            high = tl.where(is_high, middle, high)
+            high = tl.where(is_high, largest, high)
             num_high = tl.where(is_high, num, num_high)
             above_high = tl.where(is_high, above, above_high)
-            low = tl.where(is_high, low, middle)
+            low = tl.where(is_high, low, _below(smallest))
             num_low = tl.where(is_high, num_low, num)
             above_low = tl.where(is_high, above_low, above)
             if num_found > TILE:
                 num_found = _find(found_ptr, maxima, low)
+        last = high
     return last
 
 
