@@ -20,7 +20,8 @@ from kernels import reference
 from kernels.choices import Choices
 from kernels.device import Device
 from kernels.gpu.compiler import missing_for_kernels
-from kernels.gpu.planar import PlanarWeight, can_hold, pack_planar, stack_planar
+from kernels.gpu.planar import PairedWeight as PairedWeight  # callers hold them
+from kernels.gpu.planar import PlanarWeight, can_hold, pack_planar, pair_halves, paired, stack_planar
 from kernels.gpu.planar import StackedWeights as StackedWeights  # callers hold them
 from kernels.paged_kv import PagedKV
 from kernels.w4 import W4Weight, pack_w4
@@ -314,6 +315,29 @@ def w4_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None =
         y = _cpu().gemm.w4_linear(x.contiguous(), weight)
         return y if bias is None else y + bias
     return reference.w4_linear(x, weight, bias)
+
+
+def pair_weight(weight: PackedWeight) -> PairedWeight | None:
+    """A gate and an up projection in one weight, gates first, in the form for `w4_gated`; None where there is no such
+    form: not on a card, or halves that are no multiple of 8.
+    """
+    if not isinstance(weight, PlanarWeight) or not _on_card(weight.codes):
+        return None
+    return pair_halves(weight)
+
+
+def pair_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """The bias [N] of a paired weight in its order."""
+    return None if bias is None else paired(bias)
+
+
+def w4_gated(x: torch.Tensor, weight: PairedWeight, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """x [tokens, K] times gate and up, and what the activation makes of them: act(gate) * up [tokens, N / 2].
+
+    One launch up to many rows, with the bits of `w4_linear` and the activation one after the other.
+    bias  [N] in the weight's order, or None; activation  silu | gelu_tanh
+    """
+    return _gpu().w4_gemm.w4_gated(x, weight, bias, activation)
 
 
 def stack_weights(weights: Sequence[PackedWeight]) -> tuple[StackedWeights, list[PlanarWeight]] | None:

@@ -94,6 +94,8 @@ class DecoderBuilder:
             attention_order=take_order(attention.qkv),
             ffn_order=take_order(ffn.gate_up) if isinstance(ffn, GatedFfn) else None,
         )
+        if isinstance(ffn, GatedFfn):
+            ffn.fuse()
         return Layer(norms, attention, ffn)
 
     def _attention(self, prefix: str, spec: AttentionSpec) -> Attention:

@@ -73,11 +73,36 @@ class W4Linear:
         self._padding = weight.num_inputs - num_inputs
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.order is not None:
-            x = x[:, self.order]
-        if self._padding:
-            x = F.pad(x, (0, self._padding))
-        return ops.w4_linear(x, self.weight, self.bias)
+        return ops.w4_linear(_laid_out(x, self.order, self._padding), self.weight, self.bias)
+
+
+class GatedW4Linear:
+    """A gate and an up projection with the activation at the end of their product: x [tokens, K] -> [tokens, N / 2]."""
+
+    def __init__(self, gate_up: W4Linear, weight: ops.PairedWeight, activation: str) -> None:
+        """`weight` is that of gate_up, which nothing uses any more."""
+        self.weight, self.num_bytes = weight, gate_up.num_bytes
+        self.shape = (gate_up.shape[0] // 2, gate_up.shape[1])
+        self._order, self._padding = gate_up.order, weight.planar.num_inputs - gate_up.shape[1]
+        self._bias, self._activation = ops.pair_bias(gate_up.bias), activation
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.w4_gated(_laid_out(x, self._order, self._padding), self.weight, self._bias, self._activation)
+
+
+def with_activation(gate_up: Linear, activation: str) -> GatedW4Linear | None:
+    """The same with the activation in its product, for gates and then ups; None where there is no such kernel."""
+    if not isinstance(gate_up, W4Linear):
+        return None
+    weight = ops.pair_weight(gate_up.weight)
+    return None if weight is None else GatedW4Linear(gate_up, weight, activation)
+
+
+def _laid_out(x: torch.Tensor, order: torch.Tensor | None, padding: int) -> torch.Tensor:
+    """x as a packed weight takes it."""
+    if order is not None:
+        x = x[:, order]
+    return F.pad(x, (0, padding)) if padding else x
 
 
 def take_order(linear: Linear) -> torch.Tensor | None:
@@ -107,6 +132,8 @@ def packed_weights(linears: Iterable[Linear]) -> Iterator[ops.PackedWeight]:
             yield from packed_weights(linear.parts)
         elif isinstance(linear, W4Linear):
             yield linear.weight
+        elif isinstance(linear, GatedW4Linear):
+            yield linear.weight.planar
 
 
 def stack_linears(linears: Sequence[Linear]) -> ops.StackedWeights | None:

@@ -1,4 +1,6 @@
-"""Gated activations: the first half of a row through SiLU or GELU, times the second."""
+"""Gated activations: the first half of a row through SiLU or GELU, times the second; or of each 16 numbers the first 8,
+as paired weights give them (`planar.py`).
+"""
 
 from collections.abc import Iterable
 
@@ -13,34 +15,46 @@ _BLOCK = 1024
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See `ops.silu_mul`."""
-    return _launch(gate_up, is_gelu=False)
+    return _launch(gate_up, "silu", is_paired=False)
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See `ops.gelu_tanh_mul`."""
-    return _launch(gate_up, is_gelu=True)
+    return _launch(gate_up, "gelu_tanh", is_paired=False)
 
 
-def _launch(gate_up: torch.Tensor, is_gelu: bool) -> torch.Tensor:
+def gated_pairs(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """[tokens, 2 * n], 8 gates and their 8 ups by turns -> [tokens, n]."""
+    return _launch(gate_up, activation, is_paired=True)
+
+
+def _launch(gate_up: torch.Tensor, activation: str, *, is_paired: bool) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, width)
     if tokens:
-        _gated[(tokens, triton.cdiv(width, _BLOCK))](gate_up, out, width, IS_GELU=is_gelu, BLOCK=_BLOCK, num_warps=4)
+        grid = (tokens, triton.cdiv(width, _BLOCK))
+        _gated[grid](gate_up, out, width, ACTIVATION=activation, IS_PAIRED=is_paired, BLOCK=_BLOCK, num_warps=4)
     return out
 
 
 @triton.jit
-def _gated(gate_up_ptr, out_ptr, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(gate_up_ptr, out_ptr, width, ACTIVATION: tl.constexpr, IS_PAIRED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = i < width
-    gate = tl.load(gate_up_ptr + 2 * row * width + i, mask=is_in, other=0.0)
-    up = tl.load(gate_up_ptr + (2 * row + 1) * width + i, mask=is_in, other=0.0)
-    activated = _gelu_tanh(gate.to(tl.float32)) if IS_GELU else _silu(gate.to(tl.float32))
-    # Rounded before the product, as two operations of torch would.
-    product = activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
-    tl.store(out_ptr + row * width + i, product.to(gate.dtype), mask=is_in)
+    gate_at = gate_up_ptr + 2 * row * width + (i // 8 * 16 + i % 8 if IS_PAIRED else i)
+    gate = tl.load(gate_at, mask=is_in, other=0.0)
+    up = tl.load(gate_at + (8 if IS_PAIRED else width), mask=is_in, other=0.0)
+    tl.store(out_ptr + row * width + i, gated(gate, up, ACTIVATION), mask=is_in)
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """Rounded before the product, as two operations of torch would."""
+    wide = gate.to(tl.float32)
+    activated = _silu(wide) if ACTIVATION == "silu" else _gelu_tanh(wide)
+    return (activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
 @triton.jit
@@ -55,11 +69,11 @@ def _gelu_tanh(x):
 
 
 def aot_cases() -> Iterable[AotCase]:
-    for dtype, is_gelu in (("fp16", False), ("bf16", True)):
+    for dtype, activation, is_paired in (("fp16", "silu", False), ("bf16", "gelu_tanh", False), ("fp16", "silu", True)):
         yield AotCase(
-            name=f"activation {dtype} {'gelu' if is_gelu else 'silu'}",
+            name=f"activation {dtype} {activation}{' paired' if is_paired else ''}",
             kernel=_gated,
             types={"gate_up_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "width": "i32"},
-            constants={"IS_GELU": is_gelu, "BLOCK": _BLOCK},
+            constants={"ACTIVATION": activation, "IS_PAIRED": is_paired, "BLOCK": _BLOCK},
             multiples_of_16=frozenset({"width"}),
         )

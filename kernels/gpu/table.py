@@ -12,7 +12,16 @@ from functools import cache
 
 import torch
 
-BUCKETS = (8, 16, 32, 64, 128, 256, 1024)  # rows; products of one bucket run alike, and a row has the same bits in all
+BUCKETS = (
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+    1024,
+)  # rows; products of one bucket run alike, and a row has the same bits in all
 
 
 @dataclass(frozen=True)
@@ -60,17 +69,14 @@ class Row:
 
 
 _SM90 = {
-    8: Row(Config(8, 32, 2, 3, 4.9), Config(8, 128, 4, 3), Config(8, 64, 2, 3, 3.9)),
-    16: Row(Config(16, 64, 4, 3, 3), Config(16, 128, 4, 3), Config(16, 64, 4, 3, 3.9)),
+    8: Row(Config(8, 32, 2, 3, 4.9), Config(8, 128, 2, 4), Config(8, 64, 2, 3, 3.9)),
+    16: Row(Config(16, 64, 4, 3, 3), Config(16, 64, 4, 3), Config(16, 64, 4, 3, 3.9)),
     32: Row(Config(32, 64, 4, 3, 2.5), Config(32, 128, 4, 3), Config(32, 64, 4, 3, 2.5)),
     64: Row(Config(64, 64, 4, 3, 1), Config(64, 64, 4, 3), Config(64, 64, 4, 3, 1.9)),
-    128: Row(Config(128, 128, 8, 3, 0.85, True), Config(128, 256, 8, 4, 0, True, 32), Config(128, 128, 8, 3, 1, True)),
-    256: Row(
-        Config(128, 128, 8, 3, 1.5, True, 32),
-        Config(128, 256, 8, 3, 0, True, 32),
-        Config(128, 128, 8, 3, 1.9, True, 32),
-    ),
-    1024: Row(*[Config(128, 256, 8, 3, 0, True, 32)] * 3),
+    128: Row(Config(64, 64, 4, 3, 1.9), Config(128, 256, 8, 4, 0, True, 32), Config(64, 64, 4, 3, 1.9)),
+    256: Row(Config(64, 64, 4, 3, 1), Config(128, 256, 8, 4, 0, True, 32), Config(64, 64, 4, 3, 1.9)),
+    512: Row(Config(64, 64, 4, 3, 1), Config(128, 256, 8, 4, 0, True, 32), Config(64, 64, 4, 3, 1)),
+    1024: Row(*[Config(128, 256, 8, 4, 0, True, 32)] * 3),
 }
 _SM86 = {
     8: Row(*[Config(8, 64, 4, 3, 4)] * 3),
@@ -79,10 +85,12 @@ _SM86 = {
     64: Row(*[Config(64, 64, 4, 2, 2, True)] * 3),
     128: Row(*[Config(64, 64, 4, 2, 2, True)] * 3),
     256: Row(*[Config(64, 64, 4, 2, 2, True)] * 3),
+    512: Row(*[Config(64, 64, 4, 2, 0, True)] * 3),
     1024: Row(*[Config(64, 64, 4, 2, 0, True)] * 3),
 }
 TABLE = {80: _SM86, 86: _SM86, 89: _SM86, 90: _SM90}
-_DENSE_ABOVE = {80: (256, 256), 86: (256, 256), 89: (256, 256), 90: (128, 1024)}  # rows: of a square shape, of others
+# Rows above which the weight is made dense: of a square, a wide, a deep shape.
+_DENSE_ABOVE = {80: (256, 256, 256), 86: (256, 256, 256), 89: (256, 256, 256), 90: (256, 1024, 512)}
 
 _WIDE, _DEEP = 16384, 2  # outputs of a wide shape; inputs for each output of a deep one
 
@@ -112,8 +120,10 @@ def bucket_of(num_rows: int) -> int:
 
 def choose(card: Card, num_outputs: int, num_inputs: int, num_rows: int) -> Config | None:
     """None: make the weight dense and take cuBLAS."""
-    is_wide, is_deep = num_outputs >= _WIDE, num_inputs >= _DEEP * num_outputs
-    if num_rows > _DENSE_ABOVE[card.arch][is_wide or is_deep]:
-        return None
     row = TABLE[card.arch][bucket_of(num_rows)]
-    return row.wide if is_wide else row.deep if is_deep else row.square
+    of_square, of_wide, of_deep = _DENSE_ABOVE[card.arch]
+    if num_outputs >= _WIDE:
+        return row.wide if num_rows <= of_wide else None
+    if num_inputs >= _DEEP * num_outputs:
+        return row.deep if num_rows <= of_deep else None
+    return row.square if num_rows <= of_square else None

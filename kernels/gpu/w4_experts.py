@@ -14,7 +14,7 @@ from kernels.gpu import moe
 from kernels.gpu.cases import AotCase, WeightLoop
 from kernels.gpu.moe import Grouping
 from kernels.gpu.planar import PLANES, StackedWeights
-from kernels.gpu.w4_gemm import add_step, finish, load_slabs
+from kernels.gpu.w4_tile import add_step, finish, load_slabs
 
 _ROW_TILES = (8, 16, 32, 64)
 _TILE_N, _WARPS, _STAGES = 64, 4, 3
@@ -110,7 +110,8 @@ def _w4_experts(
     if expert >= 0:
         pair = tl.load(pairs + row_tile_id * BM + tl.arange(0, BM))[None, :]
         is_row = pair >= 0
-        outputs = tl.program_id(0) * BN + tl.arange(0, BN)
+        first_output = tl.program_id(0) * BN
+        outputs = first_output + tl.arange(0, BN)
         q = tl.arange(0, Q)
         x_at = x + (tl.where(is_row, pair, 0) // pairs_a_row).to(tl.int64) * x_stride + q[:, None]
         codes_at = codes + expert * num_steps * num_padded * Q + outputs[:, None] * Q + q[None, :]
@@ -126,7 +127,7 @@ def _w4_experts(
             codes_at += num_padded * Q
             x_at += 4 * Q
         rows = tl.where(is_row, pair, num_pairs)
-        finish(acc, rows, outputs, None, None, out, num_pairs, num_outputs, False, False)
+        finish(acc, rows, first_output, None, None, out, num_pairs, num_outputs, False, False, None)
 
 
 def aot_cases() -> Iterable[AotCase]:

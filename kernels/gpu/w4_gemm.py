@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 
 from kernels.gpu import table, w4_dense
+from kernels.gpu.activation import gated_pairs
 from kernels.gpu.cases import AotCase, WeightLoop
-from kernels.gpu.nibbles import scale_of, unpack
-from kernels.gpu.planar import PLANES, PlanarWeight
+from kernels.gpu.planar import PLANES, PairedWeight, PlanarWeight
 from kernels.gpu.table import Config
+from kernels.gpu.w4_tile import add_step, finish, load_slabs
 
 _SUMS_AHEAD = 16384  # fp32 sums that a block of 8 warps holds in registers beside its own
 
@@ -37,6 +38,18 @@ def w4_linear(
     return out
 
 
+def w4_gated(x: torch.Tensor, weight: PairedWeight, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """See `ops.w4_gated`: the bits of the product and the activation one after the other."""
+    planar, num_rows = weight.planar, x.shape[0]
+    config = choose(planar, num_rows, x.device)
+    if config is None or (x.is_cuda and x.dtype is torch.float32):
+        return gated_pairs(w4_dense.w4_linear(x, planar, bias), activation)
+    out = torch.empty(num_rows, planar.num_outputs // 2, dtype=x.dtype, device=x.device)
+    if num_rows:
+        launch(config, x if x.stride(-1) == 1 else x.contiguous(), planar, bias, None, out, activation)
+    return out
+
+
 def choose(weight: PlanarWeight, num_rows: int, device: torch.device) -> Config | None:
     """What was measured for this weight on this card, or else the table's choice. None: the dense way."""
     config = table.choose(table.card_of(device), weight.num_outputs, weight.num_inputs, num_rows)
@@ -50,13 +63,17 @@ def launch(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     out: torch.Tensor,
+    activation: str | None = None,
 ) -> None:
-    """One product in the way of `config`; everything but the last axis of x is contiguous."""
-    num_rows, num_outputs = out.shape
+    """One product in the way of `config`; everything but the last axis of x is contiguous. With an activation out has
+    half of the weight's outputs, which are paired.
+    """
+    num_rows, num_outputs = x.shape[0], weight.num_outputs
     sizes = (num_rows, num_outputs, weight.num_padded, weight.num_inputs, x.stride(0))
     operands = (x, weight.codes, weight.words, bias, residual, out)
     constants = _constants(config, weight.depth, weight.planes_a_group, weight.has_zeros)
     constants |= {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "PORTABLE": not x.is_cuda}
+    constants["ACTIVATION"] = activation
     constants["WHOLE_K"] = weight.num_inputs == weight.num_steps * PLANES * weight.depth
     bucket = table.bucket_of(num_rows)
     split = config.split(bucket, num_outputs, weight.num_steps, table.card_of(x.device).num_sms)
@@ -118,6 +135,7 @@ def _w4_gemm(
     WHOLE_K: tl.constexpr,  # num_inputs fills the steps
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # of a paired weight's two halves, or None
     PORTABLE: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,  # shares' sums read at once
@@ -127,7 +145,8 @@ def _w4_gemm(
     tile = tl.program_id(0)
     share = tl.program_id(1)
     rows = ((tile % row_tiles) * BM + tl.arange(0, BM))[None, :]
-    outputs = (tile // row_tiles) * BN + tl.arange(0, BN)
+    first_output = (tile // row_tiles) * BN
+    outputs = first_output + tl.arange(0, BN)
     first = share * steps_a_share
     end = tl.minimum(first + steps_a_share, num_steps)
     q = tl.arange(0, PART)
@@ -176,113 +195,21 @@ def _w4_gemm(
                     is_share = is_row & (i + j < num_shares)
                     total += tl.load(at + (i + j) * stride, mask=is_share, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
-            finish(total, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS, HAS_RESIDUAL)
+            finish(
+                total,
+                rows,
+                first_output,
+                bias,
+                residual,
+                out,
+                num_rows,
+                num_outputs,
+                HAS_BIAS,
+                HAS_RESIDUAL,
+                ACTIVATION,
+            )
     else:
-        finish(acc, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS, HAS_RESIDUAL)
-
-
-@triton.jit
-def load_slabs(x_at, is_row, k, num_inputs, Q: tl.constexpr, WHOLE_K: tl.constexpr):
-    """Of each plane, the activations that meet it; `k` numbers the inputs of the first."""
-    if WHOLE_K:
-        x0 = tl.load(x_at, mask=is_row, other=0.0)
-        x1 = tl.load(x_at + Q, mask=is_row, other=0.0)
-        x2 = tl.load(x_at + 2 * Q, mask=is_row, other=0.0)
-        x3 = tl.load(x_at + 3 * Q, mask=is_row, other=0.0)
-    else:
-        x0 = tl.load(x_at, mask=is_row & (k < num_inputs), other=0.0)
-        x1 = tl.load(x_at + Q, mask=is_row & (k + Q < num_inputs), other=0.0)
-        x2 = tl.load(x_at + 2 * Q, mask=is_row & (k + 2 * Q < num_inputs), other=0.0)
-        x3 = tl.load(x_at + 3 * Q, mask=is_row & (k + 3 * Q < num_inputs), other=0.0)
-    return x0, x1, x2, x3
-
-
-@triton.jit
-def add_step(
-    acc,
-    packed,
-    x0,
-    x1,
-    x2,
-    x3,
-    words_at,
-    plane,
-    num_padded,
-    GROUP: tl.constexpr,
-    SCALE_WEIGHTS: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    PORTABLE: tl.constexpr,
-):
-    """acc plus the products of one step, whose first plane is number `plane`: one scale for the step, for each half or
-    for each plane, as groups can change within it.
-    """
-    DTYPE: tl.constexpr = x0.dtype
-    if GROUP % 4 == 0:
-        s = tl.load(words_at + (plane // GROUP * num_padded if GROUP else 0))[:, None]
-        w0, w1, w2, w3 = unpack(packed, s, DTYPE, HAS_ZEROS, PORTABLE)
-        if SCALE_WEIGHTS:
-            acc = _add_pair(acc, w0, x0, w1, x1, s, True, HAS_ZEROS)
-            acc = _add_pair(acc, w2, x2, w3, x3, s, True, HAS_ZEROS)
-        else:
-            part = tl.dot(w1, x1, tl.dot(w0, x0))
-            acc += tl.dot(w3, x3, tl.dot(w2, x2, part)) * scale_of(s, HAS_ZEROS)
-    elif GROUP % 2 == 0:
-        s = tl.load(words_at + plane // GROUP * num_padded)[:, None]
-        t = tl.load(words_at + (plane + 2) // GROUP * num_padded)[:, None]
-        w0, w1, _, _ = unpack(packed, s, DTYPE, HAS_ZEROS, PORTABLE)
-        _, _, w2, w3 = unpack(packed, t, DTYPE, HAS_ZEROS, PORTABLE)
-        acc = _add_pair(acc, w0, x0, w1, x1, s, SCALE_WEIGHTS, HAS_ZEROS)
-        acc = _add_pair(acc, w2, x2, w3, x3, t, SCALE_WEIGHTS, HAS_ZEROS)
-    else:
-        s0 = tl.load(words_at + plane // GROUP * num_padded)[:, None]
-        s1 = tl.load(words_at + (plane + 1) // GROUP * num_padded)[:, None]
-        s2 = tl.load(words_at + (plane + 2) // GROUP * num_padded)[:, None]
-        s3 = tl.load(words_at + (plane + 3) // GROUP * num_padded)[:, None]
-        w0, _, _, _ = unpack(packed, s0, DTYPE, HAS_ZEROS, PORTABLE)
-        _, w1, _, _ = unpack(packed, s1, DTYPE, HAS_ZEROS, PORTABLE)
-        _, _, w2, _ = unpack(packed, s2, DTYPE, HAS_ZEROS, PORTABLE)
-        _, _, _, w3 = unpack(packed, s3, DTYPE, HAS_ZEROS, PORTABLE)
-        acc = _add_plane(acc, w0, x0, s0, SCALE_WEIGHTS, HAS_ZEROS)
-        acc = _add_plane(acc, w1, x1, s1, SCALE_WEIGHTS, HAS_ZEROS)
-        acc = _add_plane(acc, w2, x2, s2, SCALE_WEIGHTS, HAS_ZEROS)
-        acc = _add_plane(acc, w3, x3, s3, SCALE_WEIGHTS, HAS_ZEROS)
-    return acc
-
-
-@triton.jit
-def _add_pair(acc, w, x, v, y, words, SCALE_WEIGHTS: tl.constexpr, HAS_ZEROS: tl.constexpr):
-    """acc plus two planes of one scale."""
-    scale = scale_of(words, HAS_ZEROS)
-    if SCALE_WEIGHTS:
-        acc = tl.dot(v * scale.to(v.dtype), y, tl.dot(w * scale.to(w.dtype), x, acc))
-    else:
-        acc += tl.dot(v, y, tl.dot(w, x)) * scale
-    return acc
-
-
-@triton.jit
-def _add_plane(acc, w, x, words, SCALE_WEIGHTS: tl.constexpr, HAS_ZEROS: tl.constexpr):
-    scale = scale_of(words, HAS_ZEROS)
-    if SCALE_WEIGHTS:
-        acc = tl.dot(w * scale.to(w.dtype), x, acc)
-    else:
-        acc += tl.dot(w, x) * scale
-    return acc
-
-
-@triton.jit
-def finish(
-    acc, rows, outputs, bias, residual, out, num_rows, num_outputs, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr
-):
-    """acc [BN, BM] plus what is asked for, to its place."""
-    is_output = outputs < num_outputs
-    is_inside = is_output[:, None] & (rows < num_rows)
-    at = rows.to(tl.int64) * num_outputs + outputs[:, None]
-    if HAS_BIAS:
-        acc += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    if HAS_RESIDUAL:
-        acc += tl.load(residual + at, mask=is_inside, other=0.0).to(tl.float32)
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=is_inside)
+        finish(acc, rows, first_output, bias, residual, out, num_rows, num_outputs, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)
 
 
 def aot_cases() -> Iterable[AotCase]:

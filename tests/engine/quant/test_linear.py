@@ -18,12 +18,22 @@ from engine.loading import load_runner
 from engine.quant.check import ProductCheck
 from engine.quant.formats import open_format
 from engine.quant.kept import KeptWeights
-from engine.quant.linear import DenseLinear, Linear, LinearLoader, SplitLinear, W4Linear
+from engine.quant.linear import (
+    DenseLinear,
+    Linear,
+    LinearLoader,
+    SplitLinear,
+    W4Linear,
+    packed_weights,
+    with_activation,
+)
 from kernels import ops
 from kernels.gpu.planar import pack_planar
 from tests import packers
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.quant.memory_reader import MemoryReader
+from tests.kernels.gpu.weights import numbers
+from tests.kernels.gpu.where import DEVICE, ON_CARD
 
 few_examples = settings(max_examples=25, deadline=None)
 
@@ -273,3 +283,23 @@ def test_a_second_load_takes_the_packed_weights_and_reads_nothing(
         assert reader.unused() == []
         assert loader.notes == ("The model is bfloat16, its scales are float16: cast to float32.",)
         kept.finish(loader.notes)
+
+
+def test_gates_and_ups_in_one_product_give_what_the_activation_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs in another order, fewer than the weight has, and a bias."""
+    monkeypatch.setattr(ops, "_on_card", lambda x: True)
+    numbers_of = numbers(64, 48, 32, has_zeros=True)
+    order, bias = torch.randperm(60, device=DEVICE), torch.randn(48, dtype=torch.float16, device=DEVICE)
+    linear = W4Linear(pack_planar(*numbers_of.parts, 32), 60, order, bias)
+    x = torch.randn(5, 60, dtype=torch.float16, device=DEVICE)
+    gated = with_activation(linear, "silu")
+    assert gated is not None and gated.shape == (24, 60) and gated.num_bytes == linear.num_bytes
+    assert torch.equal(gated(x), ops.silu_mul(linear(x)))
+    assert list(packed_weights([gated])) == [gated.weight.planar]
+
+
+def test_only_packed_weights_on_a_card_take_the_activation_in() -> None:
+    dense = DenseLinear(torch.zeros(32, 16), None)
+    packed = W4Linear(pack_planar(*numbers(64, 48, 32, has_zeros=True).parts, 32), 64, None, None)
+    assert with_activation(dense, "silu") is None
+    assert (with_activation(packed, "silu") is None) == (not ON_CARD)

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.gpu.planar import can_hold, pack_planar
+from kernels.gpu.planar import can_hold, pack_planar, pair_halves
 from tests.kernels.gpu.weights import Numbers, numbers
+from tests.kernels.gpu.where import DEVICE
 
 
 @settings(max_examples=40, deadline=None)
@@ -65,6 +66,18 @@ def test_what_has_no_planar_form_is_refused(group: int, zero: float, is_held: bo
             pack_planar(given.codes, given.scales, offsets, group)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_offsets_rounded_to_16_bits_still_tell_their_zeros(dtype: torch.dtype) -> None:
+    """Of every zero under 4,096 scales of the type."""
+    scales = (torch.rand(1, 4096, device=DEVICE) * 0.1 + 0.001).to(dtype)
+    zeros = torch.arange(4096, device=DEVICE) % 17
+    offsets = (-zeros * scales.float()).to(dtype).float()
+    assert can_hold(64, scales, offsets)
+    codes = torch.zeros(64, 4096, dtype=torch.uint8, device=DEVICE)
+    weight = pack_planar(codes, scales, offsets, 64)
+    assert torch.equal(weight.dequantize(torch.float32)[:, 0], -zeros * scales[0].float())
+
+
 def test_shapes_that_do_not_belong_together_are_refused() -> None:
     given = numbers(256, 8, 128, has_zeros=False)
     with pytest.raises(ValueError, match=r"codes \(256, 8\) with scales \(1, 8\)"):
@@ -75,3 +88,17 @@ def test_a_group_without_scale_has_no_weights() -> None:
     given = numbers(256, 8, 128, has_zeros=False)
     given.scales[1, 2] = given.offsets[1, 2] = 0
     assert not pack_planar(*given.parts, 128).dequantize(torch.float32)[2, 128:].any()
+
+
+@pytest.mark.parametrize("n", [16, 48, 304])
+def test_pairs_are_eight_gates_and_their_ups_by_turns(n: int) -> None:
+    weight = pack_planar(*numbers(200, n, 64, has_zeros=True).parts, 64)
+    pairs = pair_halves(weight)
+    assert pairs is not None and pairs.planar.num_outputs == n
+    gates, ups = weight.dequantize(torch.float32).chunk(2)
+    rows = [half[i : i + 8] for i in range(0, n // 2, 8) for half in (gates, ups)]
+    assert torch.equal(pairs.planar.dequantize(torch.float32), torch.cat(rows))
+
+
+def test_halves_that_are_no_eights_are_not_paired() -> None:
+    assert pair_halves(pack_planar(*numbers(64, 24, 64, has_zeros=False).parts, 64)) is None

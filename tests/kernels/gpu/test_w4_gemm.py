@@ -1,11 +1,16 @@
 """The 4-bit product against fp64 over the weight's own numbers: every form of weight, every way of computing it."""
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
 
+from kernels.gpu import activation as kernels_activation
 from kernels.gpu import table, w4_dense, w4_gemm
-from kernels.gpu.planar import PlanarWeight, pack_planar
+from kernels.gpu.planar import PlanarWeight, pack_planar, pair_halves, paired
 from kernels.gpu.table import Config
+from tests.kernels.gpu.compiled import compile_side_by_side
 from tests.kernels.gpu.weights import numbers
 from tests.kernels.gpu.where import DEVICE, DTYPES, ON_CARD, random
 
@@ -43,6 +48,22 @@ def _error(ours: torch.Tensor, exact: torch.Tensor) -> float:
     return float((ours.double() - exact).norm() / exact.norm())
 
 
+def _multiply(shape: tuple[int, int, int], has_zeros: bool, config: Config, dtype: torch.dtype) -> None:
+    _launch(config, random(3, shape[0], dtype=dtype), _weight(*shape, has_zeros))
+
+
+def _copy(shape: tuple[int, int, int], has_zeros: bool, dtype: torch.dtype) -> None:
+    w4_dense.dequantize(_weight(*shape, has_zeros), 0, shape[1], dtype)
+
+
+@pytest.fixture(scope="module")
+def forms_compiled() -> None:
+    products = product(SHAPES, (False, True), CONFIGS.values(), _SIXTEEN_BITS)
+    copies = product(SHAPES, (False, True), DTYPES)
+    compile_side_by_side([partial(_multiply, *c) for c in products] + [partial(_copy, *c) for c in copies])
+
+
+@pytest.mark.usefixtures("forms_compiled")
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 @pytest.mark.parametrize("has_zeros", [False, True], ids=["symmetric", "zeros"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -66,9 +87,39 @@ def test_rows_past_a_tile_go_to_the_next(config: Config, num_rows: int) -> None:
 def test_bias_and_residual_are_added_before_rounding(config: Config) -> None:
     weight = _weight(200, 70, 64)
     x, bias, residual = (random(*s, dtype=torch.float16, seed=i) for i, s in enumerate([(5, 200), (70,), (5, 70)]))
-    ours = _launch(config, x, weight, bias=bias * 100, residual=residual)
-    exact = _exact(x, weight) + bias.double() * 100 + residual.double()
+    bias *= 100
+    ours = _launch(config, x, weight, bias=bias, residual=residual)
+    exact = _exact(x, weight) + bias.double() + residual.double()
     assert float((ours.double() - exact).abs().max()) <= 2**-11 * float(exact.abs().max()) * 1.1
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("shape", [(256, 96, 128), (200, 304, 64)], ids=str)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_gated_product_has_the_bits_of_the_product_and_the_activation(
+    config: Config, shape: tuple[int, int, int], activation: str
+) -> None:
+    weight = _weight(*shape)
+    gated = pair_halves(weight)
+    x, bias = random(3, shape[0], dtype=torch.float16), random(shape[1], dtype=torch.float16, seed=1)
+    apart = getattr(kernels_activation, f"{activation}_mul")(_launch(config, x, weight, bias=bias))
+    out = torch.full((3, shape[1] // 2), torch.nan, dtype=x.dtype, device=DEVICE)
+    assert gated is not None
+    w4_gemm.launch(config, x, gated.planar, paired(bias), None, out, activation)
+    assert torch.equal(out, apart)
+
+
+def test_gates_take_the_way_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch, or by a dense weight and the activation over pairs."""
+    weight = _weight(256, 96, 128)
+    gated = pair_halves(weight)
+    x = random(5, 256, dtype=torch.float16)
+    assert gated is not None
+    one = w4_gemm.w4_gated(x, gated, None, "silu")
+    assert torch.equal(one, kernels_activation.silu_mul(w4_gemm.w4_linear(x, weight)))
+    monkeypatch.setattr(table, "choose", lambda *arguments: None)
+    dense = w4_gemm.w4_gated(x, gated, None, "silu")
+    assert torch.equal(dense, kernels_activation.silu_mul(w4_dense.w4_linear(x, weight)))
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
@@ -90,6 +141,7 @@ def test_no_rows_give_no_rows() -> None:
     assert w4_gemm.w4_linear(random(0, 256, dtype=torch.float16), _weight(256, 70, 128)).shape == (0, 70)
 
 
+@pytest.mark.usefixtures("forms_compiled")
 @pytest.mark.parametrize("has_zeros", [False, True], ids=["symmetric", "zeros"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_dense_copy_is_the_weight_bit_for_bit(shape: tuple[int, int, int], has_zeros: bool) -> None:
@@ -118,16 +170,37 @@ def test_shares_are_the_same_for_all_rows_of_a_bucket_and_never_empty(arch: int,
             assert 1 <= config.split(last, n, -(-k // 128), card.num_sms) <= max(1, -(-k // 128) // 2)
 
 
+REAL_SHAPES = [(4096, 6144), (4096, 28672), (14336, 4096), (4096, 1024)]
+REAL_ROWS = (1, 5, 16, 29, 64, 100, 256, 300, 1100)
+
+
+def _multiply_zeros(shape: tuple[int, int], num_rows: int, dtype: torch.dtype) -> None:
+    """Of the same form as a test's weight, and made at once."""
+    k, n = shape
+    codes = torch.zeros(k // 256, -(-n // 256) * 256, 64, dtype=torch.int16, device=DEVICE)
+    words = torch.zeros(k // 128, codes.shape[1], dtype=torch.int32, device=DEVICE)
+    weight = PlanarWeight.of(codes, words, has_zeros=n == 1024, group_size=128, num_inputs=k, num_outputs=n)
+    w4_gemm.w4_linear(torch.zeros(num_rows, k, dtype=dtype, device=DEVICE), weight)
+
+
+@pytest.fixture(scope="module")
+def buckets_compiled() -> None:
+    cases = product(REAL_SHAPES, REAL_ROWS, _SIXTEEN_BITS)
+    compile_side_by_side([partial(_multiply_zeros, *case) for case in cases])
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("k", "n"), [(4096, 6144), (4096, 28672), (14336, 4096), (4096, 1024)])
-def test_real_shapes_are_right_for_every_bucket_and_the_same_a_hundred_times(k: int, n: int, dtype) -> None:
+@pytest.mark.usefixtures("buckets_compiled")
+@pytest.mark.parametrize(("k", "n"), REAL_SHAPES)
+def test_real_shapes_are_right_for_every_bucket_and_the_same_a_hundred_times(k: int, n: int) -> None:
     weight = _weight(k, n, 128, has_zeros=n == 1024)
-    for num_rows in (1, 5, 16, 29, 64, 100, 256, 300, 1100):
+    dense = weight.dequantize(torch.float64).T
+    for num_rows, dtype in product(REAL_ROWS, _SIXTEEN_BITS):
         x = random(num_rows, k, dtype=dtype)
         first = w4_gemm.w4_linear(x, weight)
-        assert _error(first, _exact(x, weight)) < _TOLERANCE[dtype]
-        assert all(torch.equal(w4_gemm.w4_linear(x, weight), first) for _ in range(100))
+        assert _error(first, x.double() @ dense) < _TOLERANCE[dtype]
+        again = torch.stack([(w4_gemm.w4_linear(x, weight) != first).any() for _ in range(100)])
+        assert not again.any()
 
 
 @pytest.mark.gpu
