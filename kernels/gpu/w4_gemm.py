@@ -213,11 +213,15 @@ def _w4_gemm(
 
 
 def aot_cases() -> Iterable[AotCase]:
-    """Every row of the table as symmetric fp16 weights in groups of 128 need it; other forms for one row of each."""
+    """Every row of the table as symmetric fp16 weights in groups of 128 need it, the wide ones as a gate and an up too;
+    other forms for one row of each.
+    """
     for arch, rows in table.TABLE.items():
         configs = {c: bucket for bucket, row in reversed(rows.items()) for c in (row.square, row.wide, row.deep)}
         for config, bucket in reversed(configs.items()):
             yield _aot_case(arch, bucket, config, "fp16", 64, 2, False)
+        for config, bucket in {row.wide: bucket for bucket, row in reversed(rows.items())}.items():
+            yield _aot_case(arch, bucket, config, "fp16", 64, 2, False, "silu")
         for dtype, depth, group, has_zeros in _OTHER_FORMS:
             yield _aot_case(arch, 8, rows[8].square, dtype, depth, group, has_zeros)
 
@@ -234,10 +238,19 @@ _OTHER_FORMS = (
 )
 
 
-def _aot_case(arch: int, bucket: int, config: Config, dtype: str, depth: int, group: int, has_zeros: bool) -> AotCase:
+def _aot_case(
+    arch: int,
+    bucket: int,
+    config: Config,
+    dtype: str,
+    depth: int,
+    group: int,
+    has_zeros: bool,
+    activation: str | None = None,
+) -> AotCase:
     constants = _constants(config, depth, group, has_zeros)
     constants |= {"bias": None, "residual": None, "HAS_BIAS": False, "HAS_RESIDUAL": False, "PORTABLE": False}
-    constants |= {"WHOLE_K": True, "IS_SPLIT": config.blocks_an_sm > 0}
+    constants |= {"WHOLE_K": True, "IS_SPLIT": config.blocks_an_sm > 0, "ACTIVATION": activation}
     num_warps, num_stages = constants.pop("num_warps"), constants.pop("num_stages")
     types = {"x": f"*{dtype}", "out": f"*{dtype}", "codes": "*i16", "words": "*i32"}
     types |= {"partials": "*fp32", "counters": "*i32"}
@@ -246,7 +259,7 @@ def _aot_case(arch: int, bucket: int, config: Config, dtype: str, depth: int, gr
     form = f"{'zeros' if has_zeros else 'symmetric'}, groups of {group * depth or 'all'} in planes of {depth}"
     tile = f"{config.bm}x{config.bn}x{4 * min(depth, config.depth)}, {config.warps} warps, {config.stages} stages"
     return AotCase(
-        f"w4 {dtype} to {bucket} rows: {tile}, {form}",
+        f"w4 {dtype} to {bucket} rows{f' and {activation}' if activation else ''}: {tile}, {form}",
         _w4_gemm,
         types,
         constants,
