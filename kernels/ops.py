@@ -317,18 +317,18 @@ def w4_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None =
     return reference.w4_linear(x, weight, bias)
 
 
-def pair_weight(weight: PackedWeight) -> PairedWeight | None:
+def pair_weight(weight: PackedWeight, order: torch.Tensor | None) -> PairedWeight | None:
     """A gate and an up projection in one weight, gates first, in the form for `w4_gated`; None where there is no such
-    form: not on a card, or halves that are no multiple of 8.
+    form: not on a card, or halves that are no multiple of 8. Number i of the result will be number order[i] of a half.
     """
     if not isinstance(weight, PlanarWeight) or not _on_card(weight.codes):
         return None
-    return pair_halves(weight)
+    return pair_halves(weight, order)
 
 
-def pair_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
-    """The bias [N] of a paired weight in its order."""
-    return None if bias is None else paired(bias)
+def pair_bias(bias: torch.Tensor | None, order: torch.Tensor | None) -> torch.Tensor | None:
+    """The bias [N] that goes with `pair_weight`."""
+    return None if bias is None else paired(bias, order)
 
 
 def w4_gated(x: torch.Tensor, weight: PairedWeight, bias: torch.Tensor | None, activation: str) -> torch.Tensor:

@@ -26,7 +26,7 @@ class GatedFfn:
 
     def fuse(self) -> None:
         """From now on in one launch less, where the card's kernels can: gate and up's product with the activation."""
-        self.gate_up = with_activation(self.gate_up, self._activation) or self.gate_up
+        self.gate_up = with_activation(self.gate_up, self._activation, self._down) or self.gate_up
 
 
 class Moe:

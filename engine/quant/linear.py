@@ -79,23 +79,30 @@ class W4Linear:
 class GatedW4Linear:
     """A gate and an up projection with the activation at the end of their product: x [tokens, K] -> [tokens, N / 2]."""
 
-    def __init__(self, gate_up: W4Linear, weight: ops.PairedWeight, activation: str) -> None:
-        """`weight` is that of gate_up, which nothing uses any more."""
+    def __init__(self, gate_up: W4Linear, weight: ops.PairedWeight, bias: torch.Tensor | None, activation: str) -> None:
+        """`weight` and `bias` are those of gate_up, which nothing uses any more."""
         self.weight, self.num_bytes = weight, gate_up.num_bytes
         self.shape = (gate_up.shape[0] // 2, gate_up.shape[1])
         self._order, self._padding = gate_up.order, weight.planar.num_inputs - gate_up.shape[1]
-        self._bias, self._activation = ops.pair_bias(gate_up.bias), activation
+        self._bias, self._activation = bias, activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return ops.w4_gated(_laid_out(x, self._order, self._padding), self.weight, self._bias, self._activation)
 
 
-def with_activation(gate_up: Linear, activation: str) -> GatedW4Linear | None:
-    """The same with the activation in its product, for gates and then ups; None where there is no such kernel."""
+def with_activation(gate_up: Linear, activation: str, down: Linear) -> GatedW4Linear | None:
+    """The same with the activation in its product, for gates and then ups; None where there is no such kernel.
+
+    Its result has the order in which `down` wants its inputs, who need no longer see to it.
+    """
     if not isinstance(gate_up, W4Linear):
         return None
-    weight = ops.pair_weight(gate_up.weight)
-    return None if weight is None else GatedW4Linear(gate_up, weight, activation)
+    order = down.order if isinstance(down, W4Linear) else None
+    weight = ops.pair_weight(gate_up.weight, order)
+    if weight is None:
+        return None
+    take_order(down)
+    return GatedW4Linear(gate_up, weight, ops.pair_bias(gate_up.bias, order), activation)
 
 
 def _laid_out(x: torch.Tensor, order: torch.Tensor | None, padding: int) -> torch.Tensor:

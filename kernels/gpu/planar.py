@@ -106,19 +106,21 @@ class PairedWeight:
     planar: PlanarWeight
 
 
-def pair_halves(weight: PlanarWeight) -> PairedWeight | None:
-    """Of a weight whose first half of outputs are gates and the second ups. None if a half is no multiple of 8."""
-    n = weight.num_outputs
-    if n % 16:
+def pair_halves(weight: PlanarWeight, order: torch.Tensor | None = None) -> PairedWeight | None:
+    """Of a weight whose first half of outputs are gates and the second ups; pair i is number order[i] of each half.
+    None if a half is no multiple of 8.
+    """
+    if weight.num_outputs % 16:
         return None
-    padding = torch.arange(n, weight.num_padded, device=weight.codes.device)
-    order = torch.cat((paired(torch.arange(n, device=weight.codes.device)), padding))
-    return PairedWeight(replace(weight, codes=weight.codes[:, order], words=weight.words[:, order]))
+    every = torch.arange(weight.num_padded, device=weight.codes.device)
+    taken = torch.cat((paired(every[: weight.num_outputs], order), every[weight.num_outputs :]))
+    return PairedWeight(replace(weight, codes=weight.codes[:, taken], words=weight.words[:, taken]))
 
 
-def paired(halves: torch.Tensor) -> torch.Tensor:
-    """[2 * n] -> [2 * n]: 8 of the first half, 8 of the second, by turns."""
-    return halves.view(2, -1, 8).transpose(0, 1).reshape(-1)
+def paired(halves: torch.Tensor, order: torch.Tensor | None = None) -> torch.Tensor:
+    """[2 * n] -> [2 * n]: each half in `order`, and of the two 8 by turns."""
+    both = halves.view(2, -1) if order is None else halves.view(2, -1)[:, order]
+    return both.view(2, -1, 8).transpose(0, 1).reshape(-1)
 
 
 def can_hold(group_size: int, scales: torch.Tensor, offsets: torch.Tensor) -> bool:

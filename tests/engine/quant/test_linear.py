@@ -28,7 +28,7 @@ from engine.quant.linear import (
     with_activation,
 )
 from kernels import ops
-from kernels.gpu.planar import pack_planar
+from kernels.gpu.planar import PlanarWeight, pack_planar
 from tests import packers
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.quant.memory_reader import MemoryReader
@@ -286,20 +286,27 @@ def test_a_second_load_takes_the_packed_weights_and_reads_nothing(
 
 
 def test_gates_and_ups_in_one_product_give_what_the_activation_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs in another order, fewer than the weight has, and a bias."""
+    """Inputs in another order, fewer than the weight has, a bias, and who takes the result wants yet another order."""
     monkeypatch.setattr(ops, "_on_card", lambda x: True)
-    numbers_of = numbers(64, 48, 32, has_zeros=True)
-    order, bias = torch.randperm(60, device=DEVICE), torch.randn(48, dtype=torch.float16, device=DEVICE)
-    linear = W4Linear(pack_planar(*numbers_of.parts, 32), 60, order, bias)
+    order, wanted, bias = torch.randperm(60, device=DEVICE), torch.randperm(24, device=DEVICE), torch.randn(48)
+    gate_up = W4Linear(_planar(64, 48), 60, order, bias.to(DEVICE, torch.float16))
+    down = W4Linear(_planar(24, 16), 24, wanted, None)
     x = torch.randn(5, 60, dtype=torch.float16, device=DEVICE)
-    gated = with_activation(linear, "silu")
-    assert gated is not None and gated.shape == (24, 60) and gated.num_bytes == linear.num_bytes
-    assert torch.equal(gated(x), ops.silu_mul(linear(x)))
+    inside = ops.silu_mul(gate_up(x))
+    result = down(inside)
+    gated = with_activation(gate_up, "silu", down)
+    assert gated is not None and gated.shape == (24, 60) and gated.num_bytes == gate_up.num_bytes
+    assert torch.equal(gated(x), inside[:, wanted])
+    assert torch.equal(down(gated(x)), result)
     assert list(packed_weights([gated])) == [gated.weight.planar]
 
 
 def test_only_packed_weights_on_a_card_take_the_activation_in() -> None:
-    dense = DenseLinear(torch.zeros(32, 16), None)
-    packed = W4Linear(pack_planar(*numbers(64, 48, 32, has_zeros=True).parts, 32), 64, None, None)
-    assert with_activation(dense, "silu") is None
-    assert (with_activation(packed, "silu") is None) == (not ON_CARD)
+    dense, down = DenseLinear(torch.zeros(48, 64), None), W4Linear(_planar(24, 16), 24, torch.arange(24), None)
+    assert with_activation(dense, "silu", down) is None and down.order is not None
+    packed = W4Linear(_planar(64, 48), 64, None, None)
+    assert (with_activation(packed, "silu", down) is None) == (not ON_CARD) == (down.order is not None)
+
+
+def _planar(k: int, n: int) -> PlanarWeight:
+    return pack_planar(*numbers(k, n, k, has_zeros=True).parts, k)
