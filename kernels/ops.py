@@ -334,7 +334,7 @@ def pair_bias(bias: torch.Tensor | None, order: torch.Tensor | None) -> torch.Te
 def w4_gated(x: torch.Tensor, weight: PairedWeight, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
     """x [tokens, K] times gate and up, and what the activation makes of them: act(gate) * up [tokens, N / 2].
 
-    One launch up to many rows, with the bits of `w4_linear` and the activation one after the other.
+    In one launch up to 64 rows, always with the bits of `w4_linear` and the activation one after the other.
     bias  [N] in the weight's order, or None; activation  silu | gelu_tanh
     """
     return _gpu().w4_gemm.w4_gated(x, weight, bias, activation)

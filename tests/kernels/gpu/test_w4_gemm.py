@@ -56,11 +56,28 @@ def _copy(shape: tuple[int, int, int], has_zeros: bool, dtype: torch.dtype) -> N
     w4_dense.dequantize(_weight(*shape, has_zeros), 0, shape[1], dtype)
 
 
+GATED = [((256, 96, 128), "silu"), ((200, 304, 64), "gelu_tanh")]
+
+
+def _multiply_gates(gated: tuple[tuple[int, int, int], str], config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """In one product, and apart."""
+    shape, activation = gated
+    weight = _weight(*shape)
+    pairs = pair_halves(weight)
+    x, bias = random(3, shape[0], dtype=torch.float16), random(shape[1], dtype=torch.float16, seed=1)
+    out = torch.full((3, shape[1] // 2), torch.nan, dtype=x.dtype, device=DEVICE)
+    assert pairs is not None
+    w4_gemm.launch(config, x, pairs.planar, paired(bias), None, out, activation)
+    return out, getattr(kernels_activation, f"{activation}_mul")(_launch(config, x, weight, bias=bias))
+
+
 @pytest.fixture(scope="module")
 def forms_compiled() -> None:
     products = product(SHAPES, (False, True), CONFIGS.values(), _SIXTEEN_BITS)
     copies = product(SHAPES, (False, True), DTYPES)
-    compile_side_by_side([partial(_multiply, *c) for c in products] + [partial(_copy, *c) for c in copies])
+    gates = product(GATED, CONFIGS.values())
+    launches = [(_multiply, products), (_copy, copies), (_multiply_gates, gates)]
+    compile_side_by_side([partial(launch, *case) for launch, cases in launches for case in cases])
 
 
 @pytest.mark.usefixtures("forms_compiled")
@@ -93,19 +110,13 @@ def test_bias_and_residual_are_added_before_rounding(config: Config) -> None:
     assert float((ours.double() - exact).abs().max()) <= 2**-11 * float(exact.abs().max()) * 1.1
 
 
-@pytest.mark.parametrize(("shape", "activation"), [((256, 96, 128), "silu"), ((200, 304, 64), "gelu_tanh")])
+@pytest.mark.usefixtures("forms_compiled")
+@pytest.mark.parametrize("gated", GATED, ids=str)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_a_gated_product_has_the_bits_of_the_product_and_the_activation(
-    config: Config, shape: tuple[int, int, int], activation: str
+    config: Config, gated: tuple[tuple[int, int, int], str]
 ) -> None:
-    weight = _weight(*shape)
-    gated = pair_halves(weight)
-    x, bias = random(3, shape[0], dtype=torch.float16), random(shape[1], dtype=torch.float16, seed=1)
-    apart = getattr(kernels_activation, f"{activation}_mul")(_launch(config, x, weight, bias=bias))
-    out = torch.full((3, shape[1] // 2), torch.nan, dtype=x.dtype, device=DEVICE)
-    assert gated is not None
-    w4_gemm.launch(config, x, gated.planar, paired(bias), None, out, activation)
-    assert torch.equal(out, apart)
+    assert torch.equal(*_multiply_gates(gated, config))
 
 
 def test_gates_take_the_way_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
