@@ -31,7 +31,7 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> int:
     if target.exists():
         raise AppError(409, "already_there", f"{target} is there already.", hint="Give another name: --id.")
     source = shelf.ensure(entry, lambda stage, fraction: None)
-    python = arguments.python or make_python(settings.home)
+    python = arguments.python.absolute() if arguments.python else make_python(settings.home)
     quantize(source, target, arguments.method, python, arguments.text)
     added = shelf.add(str(target), own_id)
     print(f"{added.id}: {added.format}, in {target}. Loading it:", flush=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from app.errors import AppError
-from app.models.making import require_space, sole_maker, whole_folder
+from app.models.making import require_space, scratch_folder, sole_maker, whole_folder
 from app.models.outline import Outline, outline_of_folder
 
 GPTQMODEL = "gptqmodel==7.6.0"  # the newest that takes torch 2.13
@@ -52,18 +52,21 @@ def quantize(source: Path, target: Path, method: Method, python: Path, text: Pat
         what = f"{source.name} is {outline.stated.method} with {outline.stated.bits} bits already."
         raise AppError(400, "bad_request", what, hint="Choose a dense model.", param="model")
     require_space(target.parent, sum(path.stat().st_size for path in source.glob("*.safetensors")), target.name)
-    with sole_maker(target.parent, target.name, lambda stage, fraction: None), whole_folder(target) as making:
-        calibration = making / "calibration.txt"
+    with (
+        sole_maker(target.parent, target.name, lambda stage, fraction: None),
+        scratch_folder(target.parent, target.name) as scratch,
+        whole_folder(target) as making,
+    ):
+        calibration = scratch / "calibration.txt"
         calibration.write_text(text.read_text("utf-8") if text else _our_words(), encoding="utf-8")
         task = {
-            "source": str(source),
+            "source": str(source.absolute()),
             "target": str(making),
             "method": method,
             "group_size": group_size(outline),
             "text": str(calibration),
         }
-        _run([str(python), str(_JOB), json.dumps(task)], f"quantise {source.name}")
-        calibration.unlink(missing_ok=True)
+        _run([str(python), str(_JOB), json.dumps(task)], f"quantise {source.name}", cwd=scratch)  # it leaves logs there
 
 
 def group_size(outline: Outline) -> int:
@@ -84,8 +87,8 @@ def _our_words() -> str:
     return "\n".join(path.read_text("utf-8") for path in sorted((*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md"))))
 
 
-def _run(command: list[str], what: str) -> None:
+def _run(command: list[str], what: str, cwd: Path | None = None) -> None:
     """Its words go to the terminal as they are. Raises AppError."""
-    code = subprocess.run(command, check=False).returncode
+    code = subprocess.run(command, check=False, cwd=cwd).returncode
     if code:
         raise AppError(500, "quantize_failed", f"Could not {what}: its last lines above say why (exit code {code}).")
