@@ -50,13 +50,16 @@ class Config:
         such that the last share has little less than the others.
         """
         tiles = -(-bucket // self.bm) * -(-num_outputs // self.bn)
-        wanted = max(1.0, self.blocks_an_sm * num_sms / tiles)
+        return _shares(max(1.0, self.blocks_an_sm * num_sms / tiles), num_steps)
 
-        def cost(shares: int) -> float:
-            steps_computed = -(-num_steps // shares) * shares
-            return abs(math.log2(shares / wanted)) + 2 * (steps_computed / num_steps - 1)
 
-        return min(range(1, max(2, num_steps // 2 + 1)), key=cost)
+@cache  # a search for each launch would take the host longer than the launch
+def _shares(wanted: float, num_steps: int) -> int:
+    def cost(shares: int) -> float:
+        steps_computed = -(-num_steps // shares) * shares
+        return abs(math.log2(shares / wanted)) + 2 * (steps_computed / num_steps - 1)
+
+    return min(range(1, max(2, num_steps // 2 + 1)), key=cost)
 
 
 @dataclass(frozen=True)
