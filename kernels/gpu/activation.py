@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.sizes import cdiv
 
 _BLOCK = 1024
 
@@ -33,7 +34,7 @@ def _launch(gate_up: torch.Tensor, activation: str, *, is_paired: bool) -> torch
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, width)
     if tokens:
-        grid = (tokens, triton.cdiv(width, _BLOCK))
+        grid = (tokens, cdiv(width, _BLOCK))
         _gated[grid](gate_up, out, width, ACTIVATION=activation, IS_PAIRED=is_paired, BLOCK=_BLOCK, num_warps=4)
     return out
 

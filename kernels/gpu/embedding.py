@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.sizes import cdiv
 
 _BLOCK = 1024
 
@@ -16,7 +17,7 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float, dtype: tor
     tokens, width = token_ids.shape[0], table.shape[1]
     out = torch.empty(tokens, width, dtype=dtype, device=table.device)
     if tokens:
-        grid = (tokens, triton.cdiv(width, _BLOCK))
+        grid = (tokens, cdiv(width, _BLOCK))
         _embed[grid](token_ids, table, out, width, scale, BLOCK=_BLOCK, num_warps=4)
     return out
 

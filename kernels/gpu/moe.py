@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.sizes import cdiv, next_power_of_2
 
 _CHUNK = 1024  # pairs that one step of the grouping looks at
 
@@ -43,8 +44,8 @@ def route_experts(logits: torch.Tensor, num_chosen: int, renormalise: bool) -> t
             num_experts,
             NUM_CHOSEN=num_chosen,
             RENORMALISE=renormalise,
-            EXPERTS=triton.next_power_of_2(num_experts),
-            CHOSEN=triton.next_power_of_2(num_chosen),
+            EXPERTS=next_power_of_2(num_experts),
+            CHOSEN=next_power_of_2(num_chosen),
             num_warps=1,
         )
     return weights, chosen
@@ -65,8 +66,8 @@ def group_by_expert(chosen: torch.Tensor, num_experts: int, tile: int) -> Groupi
             num_tiles,
             num_experts,
             TILE=tile,
-            BINS=triton.next_power_of_2(num_experts + 1),  # one for what is past the end
-            CHUNK=min(_CHUNK, triton.next_power_of_2(max(num_pairs, 16))),
+            BINS=next_power_of_2(num_experts + 1),  # one for what is past the end
+            CHUNK=min(_CHUNK, next_power_of_2(max(num_pairs, 16))),
         )
     return Grouping(pairs, experts, tile)
 
@@ -79,8 +80,8 @@ def add_up(answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     width = answers.shape[1]
     out = torch.empty(tokens, width, dtype=answers.dtype, device=answers.device)
     if tokens:
-        block = min(triton.next_power_of_2(width), 1024)
-        _add_up[(tokens, triton.cdiv(width, block))](
+        block = min(next_power_of_2(width), 1024)
+        _add_up[(tokens, cdiv(width, block))](
             answers, weights, out, width, NUM_CHOSEN=num_chosen, BLOCK=block, num_warps=4
         )
     return out
@@ -197,7 +198,7 @@ def aot_cases() -> Iterable[AotCase]:
             name=f"moe group {num_experts}",
             kernel=_group,
             types={"chosen_ptr": "*i32", "pairs_ptr": "*i32", "experts_ptr": "*i32"} | dict.fromkeys(names, "i32"),
-            constants={"TILE": 16, "BINS": triton.next_power_of_2(num_experts + 1), "CHUNK": _CHUNK},
+            constants={"TILE": 16, "BINS": next_power_of_2(num_experts + 1), "CHUNK": _CHUNK},
         )
         yield AotCase(
             name=f"moe add up {num_chosen}",

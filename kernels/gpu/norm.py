@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.sizes import next_power_of_2
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -40,7 +41,7 @@ def _launch(
     assert residual.is_contiguous(), "the residual stream is changed in place"
     tokens, width = residual.shape
     out = torch.empty_like(residual)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     if tokens:
         _add_rms_norm[(tokens,)](
             x, residual, weight, x_norm, order, out, width, eps, BLOCK=block, num_warps=_num_warps(block)
@@ -88,7 +89,7 @@ def aot_cases() -> Iterable[AotCase]:
         (4096, "fp16", "fp16", ("x_ptr", "order_ptr")),
         (3584, "bf16", "fp32", ("x_ptr", "x_norm_ptr")),
     ):
-        block = triton.next_power_of_2(width)
+        block = next_power_of_2(width)
         pointers = {"residual_ptr": dtype, "weight_ptr": weights, "out_ptr": dtype}
         optional = {"x_ptr": dtype, "x_norm_ptr": weights, "order_ptr": "i64"}
         pointers |= {name: optional[name] for name in parts}

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.sizes import cdiv, next_power_of_2
 from kernels.paged_kv import PagedKV
 
 _HEADS, _NUM_WARPS = 8, 4  # of a program, of which one token has half a dozen
@@ -30,7 +31,7 @@ def rope_write_kv(
         return
     q_norm, k_norm, eps = norms or (None, None, 0.0)
     half = cos_sin.shape[2]
-    _rope_write_kv[(tokens, triton.cdiv(num_all, _HEADS))](
+    _rope_write_kv[(tokens, cdiv(num_all, _HEADS))](
         heads,
         positions,
         cos_sin,
@@ -54,8 +55,8 @@ def rope_write_kv(
 
 def _tile(head_dim: int, half: int) -> dict[str, int]:
     """What is not rotated is a tile of its own, of one column if there is nothing."""
-    rest = triton.next_power_of_2(max(head_dim - 2 * half, 1))
-    return {"HEADS": _HEADS, "HALF_BLOCK": triton.next_power_of_2(half), "REST_BLOCK": rest}
+    rest = next_power_of_2(max(head_dim - 2 * half, 1))
+    return {"HEADS": _HEADS, "HALF_BLOCK": next_power_of_2(half), "REST_BLOCK": rest}
 
 
 @triton.jit

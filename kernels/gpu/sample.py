@@ -15,6 +15,7 @@ import triton.language as tl
 
 from kernels.choices import Choices
 from kernels.gpu.cases import AotCase
+from kernels.gpu.sizes import cdiv, next_power_of_2
 
 _BLOCK = 128  # tokens
 _SUMMARISED = 16  # blocks that a program of the first launch takes
@@ -34,15 +35,15 @@ def choose_tokens(
     """See `ops.choose_tokens`."""
     rows, vocab_size = logits.shape
     assert logits.is_contiguous()
-    num_blocks = triton.cdiv(vocab_size, _BLOCK)
+    num_blocks = cdiv(vocab_size, _BLOCK)
     # Each of the three begins at a multiple of 16 bytes, for which the kernels are compiled.
-    size = triton.cdiv(rows * num_blocks, 4) * 4
+    size = cdiv(rows * num_blocks, 4) * 4
     maxima, sums, kept = torch.empty(3, size, dtype=torch.float32, device=logits.device).unbind()
     found = torch.empty(rows, num_blocks, dtype=torch.int32, device=logits.device)
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
         return token_ids
-    _summarise[(rows, triton.cdiv(num_blocks, _SUMMARISED))](
+    _summarise[(rows, cdiv(num_blocks, _SUMMARISED))](
         logits, slots, choices.numbers, maxima, sums, vocab_size, num_blocks, BLOCK=_BLOCK, BLOCKS=_SUMMARISED
     )
     _choose[(rows,)](
@@ -60,7 +61,7 @@ def choose_tokens(
         vocab_size,
         num_blocks,
         BLOCK=_BLOCK,
-        BLOCKS=triton.next_power_of_2(num_blocks),
+        BLOCKS=next_power_of_2(num_blocks),
         TILE=_TILE,
         num_warps=_NUM_WARPS,
     )

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.gpu.nibbles import scale_of, unpack
 from kernels.gpu.planar import PlanarWeight
+from kernels.gpu.sizes import cdiv
 
 _TILE, _STEPS, _WARPS = 64, 1, 4  # outputs of a block and steps of K
 _SCRATCH_BYTES = 64 * 2**20
@@ -46,9 +47,9 @@ def _dequantize(
 
 def dequantize(weight: PlanarWeight, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Outputs `first` to `first + count`, both multiples of the tile or the end -> dense [count, K]."""
-    rows = triton.cdiv(count, _TILE) * _TILE
+    rows = cdiv(count, _TILE) * _TILE
     dense = torch.empty(rows, weight.num_inputs, dtype=dtype, device=weight.codes.device)
-    _dequantize[(triton.cdiv(weight.num_steps, _STEPS), rows // _TILE)](
+    _dequantize[(cdiv(weight.num_steps, _STEPS), rows // _TILE)](
         weight.codes[:, first:],
         weight.words[:, first:],
         dense,

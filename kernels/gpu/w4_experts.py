@@ -14,6 +14,7 @@ from kernels.gpu import moe
 from kernels.gpu.cases import AotCase, WeightLoop
 from kernels.gpu.moe import Grouping
 from kernels.gpu.planar import PLANES, StackedWeights
+from kernels.gpu.sizes import cdiv
 from kernels.gpu.w4_tile import add_step, finish, load_slabs
 
 _ROW_TILES = (8, 16, 32, 64)
@@ -50,7 +51,7 @@ def product(
     out = torch.empty(num_pairs, one.num_outputs, dtype=x.dtype, device=x.device)
     if not num_pairs:
         return out
-    _w4_experts[(triton.cdiv(one.num_outputs, _TILE_N), grouping.experts.numel())](
+    _w4_experts[(cdiv(one.num_outputs, _TILE_N), grouping.experts.numel())](
         x,
         weights.codes,
         weights.words,

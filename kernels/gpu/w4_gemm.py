@@ -18,6 +18,7 @@ from kernels.gpu import table, w4_dense
 from kernels.gpu.activation import gated_pairs
 from kernels.gpu.cases import AotCase, WeightLoop
 from kernels.gpu.planar import PLANES, PairedWeight, PlanarWeight
+from kernels.gpu.sizes import cdiv
 from kernels.gpu.table import Config
 from kernels.gpu.w4_tile import add_step, finish, load_slabs
 
@@ -78,9 +79,9 @@ def launch(
     constants["WHOLE_K"] = weight.num_inputs == weight.num_steps * PLANES * weight.depth
     bucket = table.bucket_of(num_rows)
     split = config.split(bucket, num_outputs, weight.num_steps, table.card_of(x.device).num_sms)
-    steps_a_share = triton.cdiv(weight.num_steps, split)
-    split = triton.cdiv(weight.num_steps, steps_a_share)  # so that no share is empty
-    tiles = triton.cdiv(num_rows, config.bm) * triton.cdiv(num_outputs, config.bn)
+    steps_a_share = cdiv(weight.num_steps, split)
+    split = cdiv(weight.num_steps, steps_a_share)  # so that no share is empty
+    tiles = cdiv(num_rows, config.bm) * cdiv(num_outputs, config.bn)
     partials, counters = None, None
     if split > 1:
         assert tiles <= weight.counters.numel(), f"{tiles} tiles, {weight.counters.numel()} counters"

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.sizes import cdiv
 from kernels.w8 import GROUP, W8Weight
 
 
@@ -76,7 +77,7 @@ def choose(num_rows: int) -> Config:
 
 def launch(config: Config, x: torch.Tensor, weight: W8Weight, out: torch.Tensor) -> None:
     num_rows, num_outputs = out.shape
-    tiles = triton.cdiv(num_rows, config.bm) * triton.cdiv(num_outputs, config.bn)
+    tiles = cdiv(num_rows, config.bm) * cdiv(num_outputs, config.bn)
     _w8_gemm[(tiles,)](
         x,
         weight.pairs,
