@@ -24,7 +24,7 @@ _CPU_TOKENS, _CARD_TOKENS, _LARGE_CARD_TOKENS = 512, 2048, 8192
 _LARGE_CARD_BYTES = 40_000_000_000
 
 _FP32_BYTES = 4
-_LIBRARIES_BYTES = 42_000_000  # what cuBLAS works in on Hopper, and the attention's parts
+_LIBRARIES_BYTES = 12_000_000  # what libraries work in, and the attention's parts
 
 
 def compute_dtype(config: EngineConfig, spec: ModelSpec, kind: str) -> str:
@@ -101,13 +101,13 @@ def workspace_bytes(spec: ModelSpec, kind: str, dtype: str, num_tokens: int, max
     """Of the largest step: so many tokens, after which every sequence samples with every sampling step on.
 
     On a card the layers' and the sampler's tensors are not there at once. Measured there: a feed-forward's two results
-    beside three of the residual stream's size; of the logits, fp32, two copies more.
+    beside four of the residual stream's size; of the logits, fp32, two copies more.
     """
     widest, kept = max(layer.ffn.widest for layer in spec.layers), sampler_bytes(max_num_seqs, max_len)
     if kind == "cpu":
         layers = _FP32_BYTES * num_tokens * (widest + 4 * spec.hidden_size)
         return layers + 3 * 8 * max_num_seqs * spec.vocab_size + kept
-    layers = BYTES[dtype] * num_tokens * (widest + widest // 2 + 3 * spec.hidden_size) + _LIBRARIES_BYTES
+    layers = BYTES[dtype] * num_tokens * (widest + widest // 2 + 4 * spec.hidden_size) + _LIBRARIES_BYTES
     sampling = 3 * _FP32_BYTES * max_num_seqs * spec.vocab_size + BYTES[dtype] * num_tokens * spec.hidden_size
     return max(layers, sampling) + kept
 

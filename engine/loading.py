@@ -84,7 +84,7 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     runner = ModelRunner(decoder, cache, sampler, grammars, device, info, report, last_token_ids, graphs)
 
     on_progress("warming up", 0.95)
-    probe = probe_plan(num_sequences=1, num_tokens=1, block_size=config.block_size)
+    probe = probe_plan((1,), config.block_size)
     runner.submit(probe).wait()
     _check_first_logits(runner.logits(probe), dtype)
     if graphs is not None:

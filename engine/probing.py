@@ -1,6 +1,7 @@
 """Steps that nobody asked for, run at a card's start: to compile kernels, and to see what the largest step takes."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -17,10 +18,12 @@ from engine.types import SamplingParams
 from kernels import ops
 from kernels.device import Device, usable_cores
 
-Size = tuple[int, int]  # sequences, tokens of each
+Lengths = Sequence[int]  # tokens of each sequence of a step
 
-# A number for each way in which the kernels compute so many rows: one prompt, sequences that decode.
-_PROMPTS, _DECODED = (24, 300, 2048), (16, 32, 64, 128, 256)
+# What kernels are compiled for, a number for each way in which so many are computed: tokens of one prompt; sequences
+# that decode; decoding sequences beside which a prompt is computed, and one of a few tokens.
+_PROMPTS, _DECODED, _BESIDE = (24, 300, 2048), (16, 32, 64, 128, 256), (15, 100, 200)
+_SHORT, _LONG = 12, 24
 
 
 def compile_kernels(
@@ -30,23 +33,19 @@ def compile_kernels(
 
     Layers are alike, so that one of each kind is enough. The decoder must wait for nothing.
     """
-    max_len, num_tokens = asked_context(config, decoder.spec), batched_tokens(config, device)
-    at_start = [(1, 1), _largest(config, num_tokens, max_len)]
-    others = [(1, length) for length in _PROMPTS if length <= num_tokens and length < max_len]
-    others += [(count, 1) for count in _DECODED if count <= most_graph_rows(config.max_num_seqs)]
+    at_start, others = _at_start(config, decoder, device), _others(config, decoder, device)
     few = decoder.with_layers(_first_of_each_kind(decoder))
-    blocks = max(count * -(-length // config.block_size) for count, length in (*at_start, *others))
+    blocks = max(_num_blocks(lengths, config.block_size) for lengths in (*at_start, *others))
     cache = KVCache(few.spec, blocks, config.block_size, kv_dtype, device.torch, config.max_num_seqs)
     sampler = _sampler(few, config.max_num_seqs, max_len=1, device=device)
-    last_token_ids = torch.zeros(config.max_num_seqs + 1, dtype=torch.int64, device=device.torch)
+    no_ids = torch.zeros(config.max_num_seqs + 1, dtype=torch.int64, device=device.torch)
 
     @torch.inference_mode()
-    def compute(sizes: Sequence[Size]) -> None:
-        for count, length in sizes:
-            plan = probe_plan(count, length, config.block_size)
-            batch = forward_batch(plan, config.block_size, device.torch, last_token_ids)
-            logits = torch.empty(count, decoder.spec.vocab_size, device=device.torch)
-            sampler.choose(logits, torch.arange(count, device=device.torch), batch.seq_lens, last_token_ids)
+    def compute(steps: Sequence[Lengths]) -> None:
+        for lengths in steps:
+            batch = forward_batch(probe_plan(lengths, config.block_size), config.block_size, device.torch, no_ids)
+            logits = torch.empty(len(lengths), decoder.spec.vocab_size, device=device.torch)
+            sampler.choose(logits, torch.arange(len(lengths), device=device.torch), batch.seq_lens, no_ids)
             few.logits(few.hidden(batch, cache)[batch.sample_rows])
 
     def start() -> None:
@@ -55,6 +54,22 @@ def compile_kernels(
             check.launch()
 
     ops.compile_ahead(start, lambda: compute(others), usable_cores())
+
+
+def _at_start(config: EngineConfig, decoder: Decoder, device: Device) -> list[Lengths]:
+    return [(1,), _largest(config, batched_tokens(config, device), asked_context(config, decoder.spec))]
+
+
+def _others(config: EngineConfig, decoder: Decoder, device: Device) -> list[Lengths]:
+    longest = min(batched_tokens(config, device), asked_context(config, decoder.spec) - 1)
+    prompts: list[Lengths] = [(length,) for length in _PROMPTS if length <= longest]
+    decoded = [(1,) * count for count in _DECODED if count <= most_graph_rows(config.max_num_seqs)]
+    beside = [(*(1,) * count, _SHORT, _LONG) for count in _BESIDE if count + 2 <= config.max_num_seqs]
+    return [*prompts, *beside, *decoded]
+
+
+def _num_blocks(lengths: Lengths, block_size: int) -> int:
+    return sum(-(-length // block_size) for length in lengths)
 
 
 def _first_of_each_kind(decoder: Decoder) -> list[int]:
@@ -67,15 +82,15 @@ def _first_of_each_kind(decoder: Decoder) -> list[int]:
 def measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype) -> int:
     """Bytes that the largest step takes beside the weights, and the sampler: it is run once."""
     max_len = asked_context(config, decoder.spec)
-    num_sequences, per_sequence = _largest(config, batched_tokens(config, device), max_len)
-    blocks = num_sequences * -(-per_sequence // config.block_size)
+    lengths = _largest(config, batched_tokens(config, device), max_len)
     torch.cuda.empty_cache()  # what the load worked in
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    cache = KVCache(decoder.spec, blocks, config.block_size, kv_dtype, device.torch, num_sequences)
-    plan = probe_plan(num_sequences, per_sequence, config.block_size)
+    blocks = _num_blocks(lengths, config.block_size)
+    cache = KVCache(decoder.spec, blocks, config.block_size, kv_dtype, device.torch, len(lengths))
+    plan = probe_plan(lengths, config.block_size)
     batch = forward_batch(plan, config.block_size, device.torch, torch.zeros(0))
-    sampler = _sampler(decoder, num_sequences, max_len, device)
+    sampler = _sampler(decoder, len(lengths), max_len, device)
     sampler.sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # what this step worked in; the next ones grow into it again
@@ -89,14 +104,13 @@ def _sampler(decoder: Decoder, max_num_seqs: int, max_len: int, device: Device) 
     )
 
 
-def _largest(config: EngineConfig, num_tokens: int, max_len: int) -> Size:
+def _largest(config: EngineConfig, num_tokens: int, max_len: int) -> Lengths:
     """Of all steps; the token that a sequence samples still has a place in a context of `max_len`."""
-    return config.max_num_seqs, min(max(num_tokens // config.max_num_seqs, 1), max_len - 1)
+    return (min(max(num_tokens // config.max_num_seqs, 1), max_len - 1),) * config.max_num_seqs
 
 
-def probe_plan(num_sequences: int, num_tokens: int, block_size: int) -> BatchPlan:
+def probe_plan(lengths: Lengths, block_size: int) -> BatchPlan:
     """Sequences of zeros that all sample with every sampling step on."""
-    blocks_each = -(-num_tokens // block_size)
     params = SamplingParams(
         temperature=0.9,
         top_p=0.9,
@@ -106,23 +120,24 @@ def probe_plan(num_sequences: int, num_tokens: int, block_size: int) -> BatchPla
         min_tokens=1,
         logprobs=20,
     )
+    ends = accumulate(_num_blocks([length], block_size) for length in lengths)
     return BatchPlan(
         tuple(
             ScheduledSequence(
                 request_id="probe",
                 slot=index,
                 run_id=0,
-                token_ids=(0,) * num_tokens,
+                token_ids=(0,) * length,
                 feeds_last=False,
                 start=0,
-                block_table=tuple(range(index * blocks_each, (index + 1) * blocks_each)),
+                block_table=tuple(range(end - _num_blocks([length], block_size), end)),
                 samples=True,
-                sample_position=num_tokens,
+                sample_position=length,
                 params=params,
                 seed=index,
-                num_prompt_tokens=num_tokens,
-                known_token_ids=(0,) * num_tokens,
+                num_prompt_tokens=length,
+                known_token_ids=(0,) * length,
             )
-            for index in range(num_sequences)
+            for index, (length, end) in enumerate(zip(lengths, ends, strict=True))
         )
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -16,63 +17,80 @@ Work = Callable[[], object]
 
 def compile_ahead(now: Work, later: Work, num_threads: int) -> int:
     """Call both with every launch left out. The kernels of `now` are ready on return, those of `later` are compiled in
-    threads meanwhile; who launches one of these before that compiles it too. Returns how many of `now` are new.
+    a few threads afterwards; who launches one of these before that compiles it too. Returns how many of `now` are new.
 
     What the work computes is garbage, so it must index nothing by it and wait for nothing.
     """
-    threads = ThreadPoolExecutor(num_threads, "compile")
-    try:
-        first = _asked_for(now, _Loading(threads))
-        for kernel in _asked_for(later, threads):
-            kernel.future.add_done_callback(lambda _, kernel=kernel: kernel.result(ignore_errors=True))
-    finally:
-        threads.shutdown(wait=False)
-    for kernel in first:
-        kernel.result()
+    first, others = _asked_for(now), _asked_for(later)  # before any thread begins, which would take the lock from us
+    with ThreadPoolExecutor(num_threads, "compile") as threads:
+        for ready in [threads.submit(compilation.load) for compilation in first]:
+            ready.result()
+    threads = ThreadPoolExecutor(max(1, num_threads // 4), "compile-later")
+    for compilation in others:
+        threads.submit(compilation.compile)
+    threads.shutdown(wait=False)
     return len(first)
 
 
-class _Loading(Executor):
-    """Has the card take in what was compiled, which in Triton 3.6 also builds a library that starts it."""
+@dataclass
+class _Compilation:
+    """One that was asked for; `kernel` is what Triton gave for it."""
 
-    def __init__(self, threads: Executor) -> None:
-        self._threads = threads
+    make: Callable[[], Any]
+    future: Future[Any]
+    kernel: Any = None
 
-    def submit(self, compile_kernel: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
-        def compile_and_load() -> Any:
-            kernel = compile_kernel()
-            assert kernel.run is not None  # asking for it loads it
-            return kernel
+    def compile(self) -> Any:
+        """From now on a launch finds it, or what went wrong."""
+        try:
+            self.future.set_result(self.make())
+        except Exception as error:
+            self.future.set_exception(error)
+        return self.kernel.result()
 
-        return self._threads.submit(compile_and_load)
+    def load(self) -> None:
+        """Also have the card take it in, which in Triton 3.6 builds a library that starts it."""
+        assert self.compile().run is not None
 
 
-def _asked_for(work: Work, threads: Executor) -> list[triton.FutureKernel]:
-    """Kernels that the work would launch and that nobody has compiled yet; the threads are at it."""
+class _Notebook(Executor):
+    """Puts down what it is given to compile."""
 
-    def ask() -> list[triton.FutureKernel]:
+    def __init__(self) -> None:
+        self.compilations: list[_Compilation] = []
+
+    def submit(self, make: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        self.compilations.append(_Compilation(make, Future()))
+        return self.compilations[-1].future
+
+
+def _asked_for(work: Work) -> list[_Compilation]:
+    """Kernels that the work would launch and that nobody has compiled yet."""
+    notebook = _Notebook()
+
+    def ask() -> None:
         # Not left by its own end, which waits for all: it holds in this copy of the context alone.
-        triton.AsyncCompileMode(threads).__enter__()
-        with _launching_nothing() as kernels:
+        mode = triton.AsyncCompileMode(notebook)
+        mode.__enter__()
+        with _launching_nothing():
             work()
-        return kernels
+        for compilation in notebook.compilations:
+            compilation.kernel = mode.future_kernels[compilation.future._key]  # type: ignore[attr-defined]
 
-    return copy_context().run(ask)
+    copy_context().run(ask)
+    return notebook.compilations
 
 
 @contextmanager
-def _launching_nothing() -> Iterator[list[triton.FutureKernel]]:
+def _launching_nothing() -> Iterator[None]:
     """Triton has a way to compile without launching, and none to ask for it where a kernel is called as usual."""
-    run, asked_for = JITFunction.run, list[triton.FutureKernel]()
+    run = JITFunction.run
 
     def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        kernel = run(self, *args, grid=grid, warmup=True, **options)
-        if isinstance(kernel, triton.FutureKernel) and kernel not in asked_for:
-            asked_for.append(kernel)
-        return kernel
+        return run(self, *args, grid=grid, warmup=True, **options)
 
     JITFunction.run = compile_only
     try:
-        yield asked_for
+        yield
     finally:
         JITFunction.run = run
