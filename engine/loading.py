@@ -176,7 +176,7 @@ def _open_device(config: EngineConfig) -> Device:
 
 
 def _show_tuning(on_progress: Progress, done: float) -> None:
-    on_progress("measuring the card's kernels (once; later loads know)", 0.85 + 0.05 * done)
+    on_progress("measuring the card's kernels (once; later loads know)", 0.86 + 0.05 * done)
 
 
 def _prepare_kernels(device: Device) -> None:
@@ -221,7 +221,7 @@ def _load_decoder(
                 f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}."
             )
         if device.kind == "cuda" and decoder.waits_for_nothing:
-            on_progress("compiling kernels (once for a card and a model; later starts are quick)", 0.87)
+            on_progress("compiling kernels (once for a card and a model; later starts are quick)", 0.85)
             compile_kernels(config, decoder, device, kv_dtype, builder.checks)
         builder.check_products()
         notes = builder.notes

@@ -175,10 +175,10 @@ def test_weights_are_forecast_from_the_headers_within_5_percent(tmp_path: Path, 
 def test_on_a_card_the_forecast_is_within_5_percent_of_what_is_taken(
     quant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model of one layer and the widths of Llama 3.1 8B."""
-    monkeypatch.setitem(SHAPES, "one layer", SHAPES["llama3.1-8b"] | {"num_hidden_layers": 1})
-    config = EngineConfig(model="one layer", device="cuda", gpu_memory_gb=24, max_num_seqs=32)
-    checkpoint = dummy_checkpoint("one layer", quant)
+    """A model of two layers and the widths of Llama 3.1 8B."""
+    monkeypatch.setitem(SHAPES, "two layers", SHAPES["llama3.1-8b"] | {"num_hidden_layers": 2})
+    config = EngineConfig(model="two layers", device="cuda", gpu_memory_gb=24, max_num_seqs=32)
+    checkpoint = dummy_checkpoint("two layers", quant)
     expected = expected_parts(config, checkpoint)
     runner = make_runner(config, checkpoint, lambda stage, fraction: None)
     for part in ("weights", "workspace", "graphs"):
