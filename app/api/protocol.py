@@ -196,7 +196,7 @@ def _unsupported(name: str, value: Any) -> AppError:
         400,
         "unsupported_parameter",
         f"`{name}` is not supported (got {echo(value)}).",
-        hint="Leave it out.",
+        hint="Send `tools` and `tool_choice`." if name in _OLDER_FORMS else "Leave it out.",
         param=name,
     )
 
@@ -210,9 +210,11 @@ _ONE = _is_one_of(1)
 _OFF = _is_one_of(False)
 _EMPTY = _is_one_of([], {}, "")
 
+_OLDER_FORMS = ("functions", "function_call")
+
 # Fields that would change the answer, in ways that Fireside has not -> does this value change nothing?
 _REFUSED: dict[str, Callable[[Any], bool]] = {
-    "functions": _EMPTY,  # the older form of `tools`
+    "functions": _EMPTY,
     "function_call": _is_one_of("none", "auto"),
     "prompt_logprobs": _OFF,
     "best_of": _ONE,
