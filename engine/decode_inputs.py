@@ -42,7 +42,7 @@ class DecodeInputs:
         self._on_device = torch.zeros(num_words, dtype=torch.int32, device=device)
         self._ones = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._turn = 0
-        # Tables change by a block every 16 tokens, so they are kept from step to step: whose run has a row, how far.
+        # Tables grow by a block every 16 tokens, so they are kept from step to step: whose run has a row, how far.
         self._tables = np.zeros((max_rows, max_blocks), dtype=np.int32)
         self._kept: list[tuple[int, int]] = [(-1, 0)] * max_rows
 
@@ -78,6 +78,10 @@ class DecodeInputs:
         num_words = _num_words(rows, width)
         self._fill(staging.numpy()[:num_words], sequences, rows)
         self._on_device[:num_words].copy_(staging[:num_words], non_blocking=True)
+
+    def forget_tables(self) -> None:
+        """Blocks have moved: a run's table is no longer what it was, and longer."""
+        self._kept = [(-1, 0)] * len(self._kept)
 
     def _keep_tables(self, sequences: Sequence[ScheduledSequence]) -> None:
         for row, sequence in enumerate(sequences):

@@ -72,6 +72,10 @@ class DecodeGraphs:
             if rows <= self._max_rows:
                 self._run((), rows, self._widths[0])
 
+    def forget_tables(self) -> None:
+        """Blocks have moved."""
+        self._inputs.forget_tables()
+
     def takes(self, plan: BatchPlan) -> bool:
         """Whether every sequence has one token to compute and samples after it."""
         return len(plan.sequences) <= self._max_rows and all(map(_decodes, plan.sequences))

@@ -113,6 +113,8 @@ class ModelRunner:
     def resize_kv(self, num_blocks: int, moves: Mapping[int, int]) -> None:
         """See `engine.engine.Runner`."""
         self._cache.copy_blocks(tuple(moves.items()))
+        if self._graphs is not None:
+            self._graphs.forget_tables()
         try:
             self._cache.resize(num_blocks)
         except MemoryError as error:

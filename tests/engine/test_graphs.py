@@ -90,6 +90,15 @@ def as_it_is(step: Callable[[], object]) -> Callable[[], object]:
     return step
 
 
+def test_blocks_that_moved_are_looked_up_where_they_are_now() -> None:
+    inputs = DecodeInputs(max_rows=4, max_blocks=WIDTH, block_size=SIZE, spare_slot=SLOTS, device=CPU)
+    batch, _ = inputs.views(1, 3)
+    inputs.send([decoding(7, 0, 9, (4, 5, 6))], 1, 3)
+    inputs.forget_tables()
+    inputs.send([decoding(7, 0, 10, (1, 5, 0))], 1, 3)
+    assert batch.block_table.tolist() == [[1, 5, 0]]
+
+
 def graphs_of(runner: ModelRunner, record: Callable = as_it_is) -> DecodeGraphs:  # type: ignore[type-arg]
     return DecodeGraphs(
         runner._decoder,

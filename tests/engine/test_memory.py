@@ -201,33 +201,42 @@ def test_what_the_report_says_is_what_the_process_takes(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_running_engine_gives_memory_back_and_its_answers_stay() -> None:
+    """Those who were there before hold the first blocks in the prefix cache, so that others have to move."""
     config = EngineConfig(model="tiny", device="cuda", kv_gb=0.2, max_num_seqs=8)
     runner = make_runner(config, dummy_checkpoint("tiny", "gptq"), lambda stage, fraction: None)
+    before = [tuple(prompt(2000, seed=100 + i)) for i in range(8)]
     prompts = [tuple(prompt(30 + i, seed=i)) for i in range(6)]
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
     def answers(sizes: list[int]) -> list[list[int]]:
         engine = Engine(runner, EngineConfig(model="m"))
-        for index, tokens in enumerate(prompts):
-            engine.add(str(index), tokens, params)
-        found: list[list[int]] = [[] for _ in prompts]
-        steps = 0
-        while engine.has_work:
-            events = engine.step()
-            steps += 1
-            if steps % 10 == 0 and sizes:
-                free, before = torch.cuda.mem_get_info()[0], engine.memory.kv_bytes
-                events = [*events, *engine.resize_kv(sizes.pop(0))]
-                given_back = before - engine.memory.kv_bytes
-                assert torch.cuda.mem_get_info()[0] - free == pytest.approx(given_back, abs=2**22)
-            for event in events:
-                found[int(event.request_id)].append(event.token_id or 0)
-            engine.check()
-        return found
+        _run(engine, before, 1, [])
+        return _run(engine, prompts, 60, list(sizes))
 
     whole = runner.memory.kv_bytes
     assert answers([]) == answers([whole // 2, whole - 2**24, 0])
     assert runner.memory.kv_bytes == whole
+
+
+def _run(engine: Engine, prompts: list[tuple[int, ...]], new_tokens: int, sizes: list[int]) -> list[list[int]]:
+    """Greedy answers; every ten steps the KV cache gives back the next of `sizes`, which the driver confirms."""
+    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    for index, tokens in enumerate(prompts):
+        engine.add(str(index), tokens, params)
+    found: list[list[int]] = [[] for _ in prompts]
+    steps = 0
+    while engine.has_work:
+        events = engine.step()
+        steps += 1
+        if steps % 10 == 0 and sizes:
+            free, before = torch.cuda.mem_get_info()[0], engine.memory.kv_bytes
+            events = [*events, *engine.resize_kv(sizes.pop(0))]
+            given_back = before - engine.memory.kv_bytes
+            assert torch.cuda.mem_get_info()[0] - free == pytest.approx(given_back, abs=2**22)
+        for event in events:
+            if event.token_id is not None:
+                found[int(event.request_id)].append(event.token_id)
+        engine.check()
+    return found
 
 
 def test_a_context_beyond_the_models_is_refused_before_a_weight_is_read(tmp_path: Path) -> None:
