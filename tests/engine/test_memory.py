@@ -231,7 +231,7 @@ def _run(engine: Engine, prompts: list[tuple[int, ...]], new_tokens: int, sizes:
             free, before = torch.cuda.mem_get_info()[0], engine.memory.kv_bytes
             events = [*events, *engine.resize_kv(sizes.pop(0))]
             given_back = before - engine.memory.kv_bytes
-            assert torch.cuda.mem_get_info()[0] - free == pytest.approx(given_back, abs=2**22)
+            assert torch.cuda.mem_get_info()[0] - free == pytest.approx(given_back, abs=2**25)
         for event in events:
             if event.token_id is not None:
                 found[int(event.request_id)].append(event.token_id)
