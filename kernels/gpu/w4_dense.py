@@ -8,56 +8,51 @@ from kernels.gpu.nibbles import scale_of, unpack
 from kernels.gpu.planar import PlanarWeight
 from kernels.gpu.sizes import cdiv
 
-_TILE, _STEPS, _WARPS = 64, 1, 4  # outputs of a block and steps of K
+_TILE, _WARPS = 64, 8  # outputs of a block, which takes one step of K
 _SCRATCH_BYTES = 64 * 2**20
 
 
-@triton.jit(do_not_specialize=["num_steps"])
+@triton.jit
 def _dequantize(
     codes,
     words,
     dense,
     num_padded,
     num_inputs,
-    num_steps,
     TILE: tl.constexpr,
-    STEPS: tl.constexpr,
     Q: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     PORTABLE: tl.constexpr,
 ):
-    """STEPS steps of K for TILE outputs -> dense [outputs, K]."""
+    """One step of K for TILE outputs -> dense [outputs, K]. Stores are 16 bytes wide where num_inputs is known to be a
+    multiple of 16: it must stay specialised.
+    """
+    step = tl.program_id(0)
     rows = tl.program_id(1) * TILE + tl.arange(0, TILE)
     q = tl.arange(0, Q)
-    for i in tl.static_range(STEPS):
-        step = tl.program_id(0) * STEPS + i
-        is_step = step < num_steps
-        at = codes + step.to(tl.int64) * num_padded * Q + rows[:, None] * Q + q[None, :]
-        packed = tl.load(at, mask=is_step, other=0)
-        for j in tl.static_range(4):
-            group = (step * 4 + j) // GROUP if GROUP else 0
-            w = tl.load(words + group * num_padded + rows, mask=is_step, other=0)[:, None]
-            planes = unpack(packed, w, dense.dtype.element_ty, HAS_ZEROS, PORTABLE)
-            k = (step * 4 + j) * Q + q[None, :]
-            values = planes[j].to(tl.float32) * scale_of(w, HAS_ZEROS)
-            at = dense + rows[:, None].to(tl.int64) * num_inputs + k
-            tl.store(at, values.to(dense.dtype.element_ty), mask=k < num_inputs)
+    packed = tl.load(codes + step.to(tl.int64) * num_padded * Q + rows[:, None] * Q + q[None, :])
+    for j in tl.static_range(4):
+        group = (step * 4 + j) // GROUP if GROUP else 0
+        w = tl.load(words + group * num_padded + rows)[:, None]
+        planes = unpack(packed, w, dense.dtype.element_ty, HAS_ZEROS, PORTABLE)
+        k = (step * 4 + j) * Q + q[None, :]
+        values = planes[j].to(tl.float32) * scale_of(w, HAS_ZEROS)
+        at = dense + rows[:, None].to(tl.int64) * num_inputs + k
+        tl.store(at, values.to(dense.dtype.element_ty), mask=k < num_inputs)
 
 
 def dequantize(weight: PlanarWeight, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Outputs `first` to `first + count`, both multiples of the tile or the end -> dense [count, K]."""
     rows = cdiv(count, _TILE) * _TILE
     dense = torch.empty(rows, weight.num_inputs, dtype=dtype, device=weight.codes.device)
-    _dequantize[(cdiv(weight.num_steps, _STEPS), rows // _TILE)](
+    _dequantize[(weight.num_steps, rows // _TILE)](
         weight.codes[:, first:],
         weight.words[:, first:],
         dense,
         weight.num_padded,
         weight.num_inputs,
-        weight.num_steps,
         TILE=_TILE,
-        STEPS=_STEPS,
         Q=weight.depth,
         GROUP=weight.planes_a_group,
         HAS_ZEROS=weight.has_zeros,

@@ -76,6 +76,23 @@ def test_when_time_is_up_the_rest_stays_with_the_table(
     assert weights[0].measured == {} and timed == []
 
 
+def test_one_time_that_was_off_decides_nothing(
+    timed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table's choice was slow once; the others are slower by a tenth whenever they are timed."""
+    chosen = {b: table.choose(table.card_of(DEVICE), 128, 256, b) for b in tune._BUCKETS}
+    seen: list[table.Config] = []
+
+    def time_of(config: table.Config, *rest: Any) -> float:
+        seen.append(config)
+        return 1.1 if config not in chosen.values() else 5.0 if seen.count(config) == 1 else 1.0
+
+    monkeypatch.setattr(tune, "_time", time_of)
+    weights = _weights()
+    _tune(weights, tmp_path)
+    assert weights[0].measured == chosen
+
+
 def test_a_gain_within_the_noise_keeps_the_tables_choice(
     timed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
