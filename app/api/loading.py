@@ -4,7 +4,7 @@ A load is begun and not waited for: GET /models, or the events, tell when it is 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -15,7 +15,7 @@ from app.api.body import body_schema, invalid, read_body
 from app.api.dialect import SSE_TYPE, sse
 from app.api.errors import echo
 from app.api.guard import admin
-from app.api.models import Health, Shelf
+from app.api.models import Downloading, Health, Shelf, progress_by_file
 
 _LOOK_EVERY_S = 0.25
 _LOOKS_TO_KEEP_ALIVE = 40
@@ -29,7 +29,7 @@ class ModelBody(BaseModel):
     model: str
 
 
-def loading_router(shelf: Shelf) -> APIRouter:
+def loading_router(shelf: Shelf, downloading: Downloading) -> APIRouter:
     router = APIRouter(tags=["loading"], dependencies=[Depends(admin)])
 
     @router.post("/models/load", openapi_extra=body_schema(ModelBody))
@@ -52,7 +52,9 @@ def loading_router(shelf: Shelf) -> APIRouter:
 
     @router.get("/models/sse")
     async def events() -> Response:
-        return StreamingResponse(_events(shelf), media_type=SSE_TYPE, headers={"Cache-Control": "no-cache"})
+        return StreamingResponse(
+            _events(shelf, downloading), media_type=SSE_TYPE, headers={"Cache-Control": "no-cache"}
+        )
 
     @router.get("/logs")
     async def logs(model: str = "", lines: str = "200") -> dict[str, Any]:
@@ -65,11 +67,15 @@ def loading_router(shelf: Shelf) -> APIRouter:
     return router
 
 
-async def _events(shelf: Shelf) -> AsyncIterator[bytes]:
-    """The state of each model now, then every change of it, until Fireside ends."""
+async def _events(shelf: Shelf, downloading: Downloading) -> AsyncIterator[bytes]:
+    """The state of each model and download now, then every change of it, until Fireside ends."""
     num_looks = 0
     told: dict[str, dict[str, Any]] = {}
+    coming: dict[str, dict[str, Any]] = {}
     while not shelf.is_closed:
+        before, coming = coming, {found.repo: progress_by_file(found) for found in downloading() if found.is_under_way}
+        for event in _download_events(before, coming):
+            yield sse(event)
         now = {status.model: _status(status) for status in shelf.statuses()}
         for model in told.keys() - now.keys():
             yield sse(_event(model, {"status": "unloaded"}))
@@ -80,6 +86,15 @@ async def _events(shelf: Shelf) -> AsyncIterator[bytes]:
         if num_looks % _LOOKS_TO_KEEP_ALIVE == 0:
             yield b": keep-alive\n\n"
         await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _download_events(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What has come since; when a download ends, however it ends, the list is to be asked again."""
+    for repo, progress in now.items():
+        if progress != before.get(repo):
+            yield {"model": repo, "event": "download_progress", "data": progress}
+    if before.keys() - now.keys():
+        yield {"model": "*", "event": "models_reload", "data": {}}
 
 
 def _status(now: Health) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 /models is the same list in the words of llama.cpp's router too; what other servers call it is in discovery.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fastapi import APIRouter
 
 from app.api.errors import echo
 from app.errors import AppError
+from app.models.downloads import Download
 from engine.types import MemoryReport
 
 
@@ -114,13 +115,21 @@ class Shelf(Protocol):
         ...
 
 
-def models_router(shelf: Shelf) -> APIRouter:
+Downloading = Callable[[], Sequence[Download]]  # those of this process, from memory
+
+
+def models_router(shelf: Shelf, downloading: Downloading) -> APIRouter:
     router = APIRouter(tags=["models"])
 
     @router.get("/v1/models")
     @router.get("/models", include_in_schema=False)
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [_item(card) for card in shelf.cards()]}
+        under_way = {download.name: download for download in downloading() if download.is_under_way}
+        items = [_item(card) for card in shelf.cards()]
+        for item in items:
+            if download := under_way.pop(str(item["id"]).replace("/", "--"), None):
+                item |= {"state": "downloading", "status": download_status(download)}
+        return {"object": "list", "data": [*items, *map(_coming, under_way.values())]}
 
     @router.get("/v1/models/{model_id:path}")
     @router.get("/models/{model_id:path}", include_in_schema=False)
@@ -158,6 +167,32 @@ def _item(card: ModelCard) -> dict[str, Any]:
         "max_model_len": card.max_model_len or card.context_length,
         "context_length": card.max_model_len or card.context_length,
     }
+
+
+def _coming(download: Download) -> dict[str, Any]:
+    """A model that no catalogue knows, on its way here."""
+    status = download_status(download)
+    return {
+        "id": download.repo,
+        "object": "model",
+        "created": 0,
+        "owned_by": "fireside",
+        "state": "downloading",
+        "status": status,
+        "aliases": [],
+        "max_model_len": None,
+        "context_length": None,
+    }
+
+
+def download_status(download: Download) -> dict[str, Any]:
+    """In the words of llama.cpp's router, bytes by file."""
+    return {"value": "downloading", "progress": progress_by_file(download)}
+
+
+def progress_by_file(download: Download) -> dict[str, dict[str, int]]:
+    files = download.report.files if download.report else ()
+    return {file.name: {"done": file.done_bytes, "total": file.num_bytes} for file in files}
 
 
 def router_status(card: ModelCard) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from app.api.loading import loading_router
 from app.api.memory import memory_router
 from app.api.messages import messages_router
 from app.api.metrics import Metrics
-from app.api.models import Shelf, models_router
+from app.api.models import Downloading, Shelf, models_router
 from app.api.ollama import ollama_router
 from app.api.openapi import describe
 from app.api.responses import responses_router
@@ -65,6 +65,7 @@ def install(
     allowed_hosts    names that the Host header may carry, "*" for every name
     allowed_origins  web pages elsewhere that may call, "*" for all
     """
+    downloading: Downloading = library.known_downloads if library else list
     routers = [
         chat_router(service, shelf),
         completions_router(service, shelf),
@@ -74,8 +75,8 @@ def install(
         ollama_router(service, shelf),
         embeddings_router(service, shelf),
         *([library_router(library, shelf)] if library else []),
-        loading_router(shelf),  # both before the list, which takes every path below /models
-        models_router(shelf),
+        loading_router(shelf, downloading),  # both before the list, which takes every path below /models
+        models_router(shelf, downloading),
         memory_router(shelf),
         tokens_router(service),
         discovery_router(service, shelf, version),

@@ -7,6 +7,7 @@ from pathlib import Path
 from app.cli.command import Command
 from app.cli.models import shelf_of
 from app.errors import AppError
+from app.models.machine import card
 from app.models.quantize import make_python, quantize
 from app.settings import Settings
 
@@ -28,6 +29,9 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> int:
     entry = shelf.resolve(arguments.model)
     own_id = arguments.id or f"{re.sub('[^a-z0-9._-]+', '-', entry.id.lower())}-own-{arguments.method}"
     target = settings.models_folder / own_id
+    if arguments.method == "awq" and card() is None:
+        what = "GPTQModel makes AWQ on an NVIDIA card alone, and none is usable here."
+        raise AppError(501, "no_card", what, hint="--method gptq runs on a CPU too.")
     if target.exists():
         raise AppError(409, "already_there", f"{target} is there already.", hint="Give another name: --id.")
     source = shelf.ensure(entry, lambda stage, fraction: None)

@@ -42,6 +42,10 @@ class Download:
     error: dict[str, Any] | None = None
     report: Report | None = None
 
+    @property
+    def is_under_way(self) -> bool:
+        return self.state in _UNDER_WAY
+
 
 class _Halted(Exception):
     """Somebody paused or cancelled it, or the process ends."""
@@ -63,6 +67,11 @@ class Downloads:
         for found in _read_all(self._models_dir):
             if found.state in _UNDER_WAY:
                 self._put(replace(found, state="queued"))
+
+    def known(self) -> list[Download]:
+        """Those of this process, from memory."""
+        with self._changed:
+            return list(self._known.values())
 
     def all(self) -> list[Download]:
         """Those that are known here, and those that lie on the disk."""

@@ -69,6 +69,9 @@ class Library:
     def all_downloads(self) -> list[Download]:
         return self.downloads.all()
 
+    def known_downloads(self) -> list[Download]:
+        return self.downloads.known()
+
     def pull(self, name: str) -> Download:
         """Queue its download; one that is under way stays as it is. Raises AppError."""
         entry = self.shelf.resolve(name)

@@ -1,5 +1,6 @@
 """Search, fit and downloads over HTTP, against a hub of our own."""
 
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from app.api import loading
 from app.api.keys import ApiKey, Keyring, digest_of
 from app.api.limits import Limits
 from app.api.routes import Metrics, install
@@ -157,6 +159,31 @@ async def test_a_model_is_fetched_and_deleted_in_the_routers_words(client: Clien
     assert (await client("DELETE", "/models", params={"model": REPO})).json()["freed_bytes"] > 3_000_000
     assert not (tmp_path / "home" / "models" / "org--tiny-AWQ").exists()
     error_of(await client("DELETE", "/models", params={"model": REPO}), 404)
+
+
+async def test_a_download_is_in_the_list_and_the_events_in_the_routers_words(client: Client, hub: FakeHub) -> None:
+    hub.pause_s = 0.05
+    await client("POST", "/models", json={"model": REPO})
+    begun = time.monotonic()
+    while True:
+        (item,) = (i for i in (await client("GET", "/models")).json()["data"] if i["id"] == REPO)
+        if item["status"].get("progress"):
+            break
+        assert time.monotonic() - begun < 30
+    assert item["status"]["value"] == "downloading"
+    assert item["status"]["progress"]["model.safetensors"]["total"] == len(hub.files[REPO]["model.safetensors"])
+    events = loading._events(client.shelf, client.library.known_downloads)
+    first = json.loads((await anext(events)).decode().removeprefix("data: "))
+    assert (first["model"], first["event"]) == (REPO, "download_progress")
+    assert set(first["data"]["config.json"]) == {"done", "total"}
+    hub.pause_s = 0
+    told = ""
+    async for event in events:
+        told += event.decode()
+        if "models_reload" in told:
+            break
+    await events.aclose()
+    assert [i for i in (await client("GET", "/models")).json()["data"] if i["id"] == REPO] == []
 
 
 async def test_a_download_is_paused_resumed_and_cancelled(client: Client, hub: FakeHub) -> None:

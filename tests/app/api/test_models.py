@@ -110,7 +110,7 @@ async def test_the_events_tell_the_state_now_and_every_change_once(monkeypatch: 
     told: list[Any] = []
 
     async def watch() -> None:
-        async for frame in loading._events(shelf):
+        async for frame in loading._events(shelf, list):
             told.append(frame if frame.startswith(b":") else json.loads(frame.removeprefix(b"data: ")))
 
     watching = asyncio.create_task(watch())

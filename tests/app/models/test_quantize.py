@@ -9,11 +9,14 @@ import pytest
 
 from app.cli import main as cli
 from app.errors import AppError
+from app.models.embedded import Form, ensure_embedded
+from app.models.machine import card
 from app.models.outline import outline_of_folder
 from app.models.quantize import group_size, quantize
 from app.models.quantize_job import chunks
 from tests.checkpoints import tiny_checkpoint
 
+ROOT = Path(__file__).parents[3]
 # A Python that has GPTQModel 7.6, as `python launch.py quantize` makes one; without it the slow test is skipped.
 PYTHON = os.environ.get("FIRESIDE_QUANTIZE_PYTHON", "")
 
@@ -66,6 +69,15 @@ def test_the_calibration_is_spread_over_the_whole_text() -> None:
     assert chunks("short") == ["short"]
 
 
+@pytest.mark.skipif(card() is not None, reason="this machine has a card")
+def test_awq_without_a_card_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_checkpoint(tmp_path / "dense", "llama")
+    assert cli.main(["quantize", str(tmp_path / "dense"), "--method", "awq", "--home", str(tmp_path)]) == 1
+    assert "--method gptq runs on a CPU too" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not PYTHON, reason="FIRESIDE_QUANTIZE_PYTHON names no Python that has GPTQModel")
@@ -73,9 +85,13 @@ def test_the_calibration_is_spread_over_the_whole_text() -> None:
 def test_the_embedded_model_quantised_by_gptqmodel_answers(
     embedded_home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], method: str
 ) -> None:
+    ensure_embedded(Form.DENSE, embedded_home / "models", lambda stage, fraction: None)
     source = str(embedded_home / "models" / "smollm2-135m-instruct-dense")
+    if method == "awq" and card() is None:
+        pytest.skip("GPTQModel makes AWQ on a card alone")
+    (tmp_path / "text.txt").write_text((ROOT / "README.md").read_text("utf-8")[:9000], encoding="utf-8")
     words = ["quantize", source, "--method", method, "--python", PYTHON, "--home", str(tmp_path)]
-    assert cli.main(words) == 0
+    assert cli.main([*words, "--text", str(tmp_path / "text.txt")]) == 0
     told = capfd.readouterr().out
     assert f"smollm2-135m-instruct-dense-own-{method}: {method}" in told
     assert "The capital of France is Paris" in told
