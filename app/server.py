@@ -194,7 +194,7 @@ def _build_page(service: "ChatService", manager: "ModelManager") -> "FastAPI":
         return ModelStatus(
             model_id=now.model,
             state=now.state,
-            stage=now.stage,
+            stage=", ".join(filter(None, (now.stage, now.time_left))),
             fraction=now.fraction,
             error=now.error,
             max_model_len=now.max_model_len,

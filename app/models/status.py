@@ -40,14 +40,17 @@ class ModelStatus:
         return _ON_CARDS[self.state]
 
     @property
+    def time_left(self) -> str:
+        return "" if self.seconds_left is None else f"about {max(self.seconds_left, 1):.0f} s left"
+
+    @property
     def detail(self) -> str:
         """One line for people."""
         if self.error:
             return self.error
-        known = [] if self.fraction is None else [f"{self.fraction:.0%}"]
-        if self.seconds_left is not None:
-            known.append(f"about {max(self.seconds_left, 1):.0f} s left")
-        return f"{self.stage} ({', '.join(known)})" if known else self.stage
+        share = "" if self.fraction is None else f"{self.fraction:.0%}"
+        known = ", ".join(filter(None, (share, self.time_left)))
+        return f"{self.stage} ({known})" if known else self.stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
