@@ -23,7 +23,6 @@ from app.models.store import is_whole, problems
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "LICENSE*")
 _UNWANTED = ("consolidated*",)  # Mistral's own copy of weights that model*.safetensors holds too
 _POOLING = "[0-9]_Pooling/config.json"  # of embedding models: how the last layer becomes one vector
-_CHUNK_BYTES = 1 << 18
 _FILES_AT_ONCE = 4
 _TRIES_WITHOUT_A_BYTE = 5
 _TRIES_OF_A_SPOILT_FILE = 2
@@ -268,7 +267,7 @@ class _Fetching:
             is_from_start = response.status_code != 206
             have = 0 if is_from_start else have
             with partial.open("wb" if is_from_start else "ab") as out:
-                for chunk in response.iter_bytes(_CHUNK_BYTES):
+                for chunk in response.iter_bytes():  # as they come: what is held back is lost when the line breaks
                     if self._is_stopped.is_set():
                         raise _Stopped
                     out.write(chunk)

@@ -10,12 +10,15 @@ under way when a process ended, however it ended, is queued again by the next on
 
 import json
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import psutil
 
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
@@ -33,7 +36,10 @@ _UNDER_WAY = ("queued", "downloading", "verifying")
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """error: code, message and hint of a failure. report: of its files, once they are known."""
+    """error: code, message and hint of a failure. report: of its files, once they are known.
+
+    owner   process id of who has it, and the time that this process began
+    """
 
     name: str
     repo: str
@@ -41,6 +47,7 @@ class Download:
     state: State
     error: dict[str, Any] | None = None
     report: Report | None = None
+    owner: tuple[int, float] = (0, 0.0)
 
     @property
     def is_under_way(self) -> bool:
@@ -78,7 +85,8 @@ class Downloads:
         with self._changed:
             known = dict(self._known)
         for found in _read_all(self._models_dir):
-            # Nobody here does it: at best another process does, and else it waits to be taken up.
+            if found.state in _UNDER_WAY and not _is_alive(found.owner):
+                found = replace(found, state="paused")  # whoever had it is gone: it waits to be taken up
             known.setdefault(found.name, found)
         return list(known.values())
 
@@ -220,6 +228,7 @@ class Downloads:
 def _write(models_dir: Path, download: Download) -> None:
     models_dir.mkdir(parents=True, exist_ok=True)
     found = {key: getattr(download, key) for key in ("repo", "revision", "state", "error")}
+    found["owner"] = [os.getpid(), psutil.Process().create_time()]
     write_durably(record_file(models_dir, download.name), json.dumps(found))
 
 
@@ -233,9 +242,18 @@ def _read(models_dir: Path, path: Path) -> Download | None:
     try:
         found = json.loads(path.read_text("utf-8"))
         report = _report_on_disk(models_dir / name, found["repo"])
-        return Download(name, found["repo"], found["revision"], found["state"], found["error"], report)
+        owner = tuple(found["owner"])
+        return Download(name, found["repo"], found["revision"], found["state"], found["error"], report, owner)
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def _is_alive(owner: tuple[int, float]) -> bool:
+    """Whether that process is still there, and not another that got its number."""
+    try:
+        return psutil.Process(owner[0]).create_time() == owner[1]
+    except (psutil.Error, ValueError):
+        return False
 
 
 def _report_on_disk(folder: Path, repo: str) -> Report | None:

@@ -102,6 +102,15 @@ def test_a_line_that_breaks_is_taken_up_at_the_last_byte(hub: FakeHub, tmp_path:
     assert 0 == first < second < third
 
 
+def test_a_line_may_break_at_any_byte(hub: FakeHub, tmp_path: Path) -> None:
+    """Of the large file 1 byte comes, 7, a piece and one more, none, ... at a time."""
+    hub.cut_after = [1, 7, 65_536, 262_145, 0, 1_500_000, 1_169_000]
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    assert (folder / "model.safetensors").read_bytes() == hub.files[REPO]["model.safetensors"]
+    begun = hub.served_from("model.safetensors")
+    assert begun == [0, 1, 8, 65544, 327689, 327689, 1827689, 2996689]
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_stumbles_is_asked_again(hub: FakeHub, tmp_path: Path, status: int) -> None:
     hub.failures = 1

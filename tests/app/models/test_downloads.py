@@ -121,11 +121,12 @@ def test_a_failure_is_told_with_its_reason_and_can_be_resumed(models: Path) -> N
     [("queued", "ready"), ("downloading", "ready"), ("verifying", "ready"), ("paused", "paused"), ("failed", "failed")],
 )
 def test_states_outlive_a_crash_and_what_was_under_way_goes_on(models: Path, before: str, after: str) -> None:
-    record = {"repo": REPO, "revision": None, "state": before, "error": None}
+    record = {"repo": REPO, "revision": None, "state": before, "error": None, "owner": [2**22 + 1, 0.0]}
     (models / f".{NAME}.download.json").write_text(json.dumps(record))
     fetch = Scripted()
     fetch.may_end = True
     queue = Downloads(models, fetch)
+    assert state_of(queue) == ("failed" if before == "failed" else "paused"), "nobody downloads it now"
     queue.take_up()
     until(lambda: state_of(queue) == after)
     queue.close()
@@ -262,6 +263,20 @@ def test_a_disk_that_fills_up_is_told_and_the_download_goes_on_once_there_is_roo
         assert hub.served_from("model.safetensors")[0] > 1_000_000
     finally:
         subprocess.run(["umount", str(models)], check=True)
+
+
+def test_another_process_sees_what_this_one_downloads(models: Path) -> None:
+    queue = Downloads(models, Scripted())
+    queue.add(NAME, ENTRY)
+    until(lambda: state_of(queue) == "downloading")
+    code = (
+        "import sys, pathlib as p; from app.models.downloads import Downloads as D; print(D(p.Path(sys.argv[1])).all())"
+    )
+    seen = subprocess.run(
+        [sys.executable, "-c", code, str(models)], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert "state='downloading'" in seen
+    queue.close()
 
 
 def test_a_record_that_nobody_can_read_is_no_download(models: Path) -> None:
