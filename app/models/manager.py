@@ -15,7 +15,7 @@ from app.models.catalog import CatalogEntry
 from app.models.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, ending
 from app.models.residents import LOOK_EVERY_S, Residents
 from app.models.room import Needs, needed_bytes
-from app.models.status import ModelCard, ModelStatus, listed
+from app.models.status import ModelCard, ModelStatus, listed, total_of
 from app.settings import Settings
 from engine.errors import EngineError
 from engine.types import EngineStats, MemoryReport
@@ -195,9 +195,9 @@ class ModelManager:
         return [each.status() for each in sorted(self._residents.all, key=lambda each: each.model_id != in_hand)]
 
     def stats(self) -> EngineStats | None:
-        """Of the model in hand."""
-        child = self._child()
-        return None if child is None else child.stats
+        """Of all models together; None where none can answer."""
+        children = [each.ready.child for each in self._residents.all if each.ready and each.is_answering]
+        return total_of([child.stats for child in children]) if children else None
 
     def memory(self) -> MemoryReport:
         """Of the model in hand. Raises AppError 503 where none is ready."""

@@ -244,8 +244,8 @@ class Residents:
         held = resident.ready.holding if resident.is_answering and resident.ready else None
         before = await in_daemon_thread(lambda: memory_of(held.kind)) if held else None
         await _end(resident)
-        if held is not None and before is not None and not self.is_closed:
-            await self._room.until_back(held, before)
+        if held is not None and before is not None:
+            await self._room.until_back(held, before, lambda: not self.is_closed)
 
     def _forget(self, resident: Resident) -> None:
         if self._by_id.get(resident.model_id) is resident:

@@ -101,13 +101,14 @@ class Room:
         promised = sum(max(held.num_bytes - _resident_bytes(held.pid), 0) for held in holdings)
         return needed - (memory.free - promised - _CPU_RESERVE_BYTES)
 
-    async def until_back(self, held: Holding, before: Memory) -> None:
+    async def until_back(self, held: Holding, before: Memory, is_needed: Callable[[], bool]) -> None:
         """Return once the memory of a model that has ended is seen to be free; says so in the log where it is not.
 
-        before  the memory while it was there
+        before     the memory while it was there
+        is_needed  False ends the wait
         """
         began = time.monotonic()
-        while not await in_daemon_thread(lambda: _is_back(held, before)):
+        while is_needed() and not await in_daemon_thread(lambda: _is_back(held, before)):
             if time.monotonic() - began > _BACK_S:
                 _log.warning(
                     "%.2f GB of a model that has ended are not seen to be free after %.0f s; going on.",

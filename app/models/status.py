@@ -1,8 +1,10 @@
 """The words for how a model is: what the page, /health, the lists and the terminal are told."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from engine.types import EngineStats
 
 State = Literal["empty", "loading", "ready", "failed"]
 CardState = Literal["unloaded", "loading", "loaded", "failed"]
@@ -71,6 +73,34 @@ class ModelCard:
     size_bytes: int = 0
     thinks: bool = False
     architecture: str | None = None
+
+
+_SUMMED = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_blocks_total",
+    "num_blocks_used",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+    "num_steps",
+    "step_tokens",
+)
+
+
+def total_of(stats: Sequence[EngineStats]) -> EngineStats:
+    """Of several engines: counts added up, times those of the one that takes longest."""
+    steps = [each.steps_by_tokens for each in stats if each.steps_by_tokens]
+    return replace(
+        stats[0],
+        **{name: sum(getattr(each, name) for each in stats) for name in _SUMMED},
+        steps_by_tokens=tuple(map(sum, zip(*steps, strict=True))),
+        last_step_age_s=max(each.last_step_age_s for each in stats),
+        step_host_us=max(each.step_host_us for each in stats),
+        load_s=max(each.load_s for each in stats),
+    )
 
 
 _MOST_LISTED = 30

@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import AppError
 from app.models.manager import ModelManager
-from app.models.status import ModelStatus
+from app.models.status import ModelStatus, total_of
 from engine.config import EngineConfig
 from engine.errors import OutOfMemory
 from engine.types import EngineStats
@@ -313,6 +313,13 @@ async def test_a_load_waits_until_what_was_unloaded_has_given_its_memory_back(
     may_close.set()
     await unloading
     assert (await manager.acquire("two")).id == "two" and not engines.children[0].is_alive
+
+
+def test_figures_of_several_engines_are_counts_added_up_and_the_longest_times() -> None:
+    one = EngineStats(num_requests_running=2, steps_by_tokens=(1, 2), last_step_age_s=0.5, prompt_tokens=7)
+    two = EngineStats(num_requests_running=1, steps_by_tokens=(3, 4), last_step_age_s=2.5, load_s=9)
+    total = EngineStats(num_requests_running=3, steps_by_tokens=(4, 6), last_step_age_s=2.5, prompt_tokens=7, load_s=9)
+    assert total_of([one, two]) == total and total_of([one]) == one and total_of([one, EngineStats()]) == one
 
 
 @pytest.mark.parametrize(("fraction", "told"), [(None, "reading weights"), (0.4, "reading weights (40%)")])
