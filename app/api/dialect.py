@@ -6,6 +6,7 @@ OpenAI's two formats live in answers.py; each further dialect has a file of its 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
@@ -57,14 +58,11 @@ class Answer:
 
 
 def _of_text(delta: ChatDelta) -> Sequence[ScoredToken]:
-    """Those of its tokens that spell its text: before them there may be some that end the thinking."""
-    tokens = delta.logprobs
-    sizes = [len(token.token) if token.is_text else 0 for token in tokens]
-    spare, first = sum(sizes) - len(delta.text.encode()), 0
-    while first < len(tokens) and sizes[first] <= spare:
-        spare -= sizes[first]
-        first += 1
-    return tokens[first:]
+    """Its tokens from the beginning of its text on: before it there may be some that end the thinking."""
+    tokens = [token for token in delta.logprobs if token.is_text]
+    start = b"".join(token.token for token in tokens).rfind(delta.text.encode())
+    ends = accumulate(len(token.token) for token in tokens)
+    return tokens[sum(end <= start for end in ends) :]
 
 
 def _joined(pieces: Sequence[ToolCallDelta]) -> ToolCall:
