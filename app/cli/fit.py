@@ -60,4 +60,5 @@ def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
-COMMANDS = (Command("fit", "what a model takes and holds, before a download", _run, _arguments),)
+_HELP = "what a model takes and holds, before a download"
+COMMANDS = (Command("models fit", _HELP, _run, _arguments), Command("fit", _HELP, _run, _arguments))

@@ -8,7 +8,7 @@ import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.errors import AppError
 
@@ -44,16 +44,36 @@ class Listing(NamedTuple):
 
 
 def list_repo(repo: str, revision: str | None, token: str | None = None) -> Listing:
-    """All files. Raises what huggingface_hub raises: call it inside `hub_errors`."""
+    """All files. Raises what huggingface_hub raises: call it inside `hub_errors`.
+
+    A mirror may leave sizes and hashes out of what it says of a repository, and have them in its tree.
+    """
     from huggingface_hub import HfApi
 
-    info = HfApi(token=token).model_info(repo, revision=revision, files_metadata=True)
-    files = tuple(
-        RemoteFile(found.rfilename, found.size or 0, found.lfs.sha256 if found.lfs else None, found.blob_id)
-        for found in info.siblings or []
-    )
+    api = HfApi(token=token)
+    info = api.model_info(repo, revision=revision, files_metadata=True)
     assert info.sha is not None, "the hub names the commit of every model_info answer"
-    return Listing(info.sha, files, licence_of(info.tags or ()))
+    siblings = info.siblings or []
+    if all(found.size is not None and (found.lfs or found.blob_id) for found in siblings):
+        files = [_remote(found.rfilename, found) for found in siblings]
+    else:
+        files = _tree(api, repo, info.sha) or [_remote(found.rfilename, found) for found in siblings]
+    return Listing(info.sha, tuple(files), licence_of(info.tags or ()))
+
+
+def _remote(name: str, found: Any) -> RemoteFile:
+    return RemoteFile(name, found.size or 0, found.lfs.sha256 if found.lfs else None, found.blob_id)
+
+
+def _tree(api: Any, repo: str, commit: str) -> list[RemoteFile]:
+    """Empty where there is none to be had."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        found = list(api.list_repo_tree(repo, revision=commit, recursive=True))
+    except HfHubHTTPError:
+        return []
+    return [_remote(file.path, file) for file in found if hasattr(file, "blob_id")]  # the others are folders
 
 
 def licence_of(tags: Iterable[str]) -> str:

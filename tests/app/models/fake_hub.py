@@ -35,7 +35,8 @@ class FakeHub:
     corrupt        names that are served with one byte changed; a number says how often still
     ignores_range  the whole file comes, with 200, whatever was asked
     changes_etag   every answer has another ETag
-    tells_no_hash  the listing knows no sha256 and no blob id
+    tells_no_hash  the listing knows no sha256 and no blob id, nor does the tree
+    tells_in_tree  sizes and hashes are in the tree alone
     pause_s        between two pieces of 64 KB
 
     served     (name, first byte asked for) of every file request that was answered
@@ -53,6 +54,7 @@ class FakeHub:
     ignores_range: bool = False
     changes_etag: bool = False
     tells_no_hash: bool = False
+    tells_in_tree: bool = False
     pause_s: float = 0.0
     served: list[tuple[str, int]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
@@ -73,7 +75,10 @@ class FakeHub:
         return {"id": repo, "modelId": repo, "sha": self.commits[repo], "siblings": siblings, **card}
 
     def _sibling(self, name: str, content: bytes) -> dict[str, object]:
-        found: dict[str, object] = {"rfilename": name, "size": len(content)}
+        found: dict[str, object] = {"rfilename": name}
+        if self.tells_in_tree:
+            return found
+        found["size"] = len(content)
         if self.tells_no_hash:
             return found
         found["blobId"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -81,6 +86,17 @@ class FakeHub:
             sha256 = hashlib.sha256(content).hexdigest()
             found["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 135}
         return found
+
+    def tree(self, repo: str) -> list[dict[str, object]]:
+        items: list[dict[str, object]] = [{"type": "directory", "path": "onnx", "oid": "0" * 40, "size": 0}]
+        for name, content in self.files[repo].items():
+            item: dict[str, object] = {"type": "file", "path": name, "size": len(content), "oid": ""}
+            if not self.tells_no_hash:
+                item["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+                if len(content) > LARGE_BYTES:
+                    item["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 135}
+            items.append(item)
+        return items
 
     def found(self, query: dict[str, list[str]]) -> list[dict[str, object]]:
         """What a search for these words and tags lists."""
@@ -130,6 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         if parts.path == "/api/models":
             self._answer_json(self.hub.found(parse_qs(parts.query)))
+        elif tree := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(.+)", parts.path):
+            self._answer_json(self.hub.tree(tree[1]))
         elif api := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", parts.path):
             self._list(api[1], api[2])
         elif stored := re.fullmatch(r"(/cdn)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", parts.path):

@@ -225,6 +225,14 @@ def test_a_file_of_which_no_hash_is_known_is_never_called_verified(hub: FakeHub,
     assert {verdict(folder / file.name, file) for file in manifest.files} == {"unverified"}
 
 
+def test_what_a_mirror_tells_in_its_tree_alone_is_asked_there(hub: FakeHub, tmp_path: Path) -> None:
+    hub.tells_in_tree = True
+    seen: list[Report] = []
+    fetch(REPO, None, tmp_path / "tiny", seen.append)
+    assert {file.state for file in seen[-1].files} == {"verified"}
+    assert seen[-1].num_bytes == sum(len(hub.files[REPO][file.name]) for file in seen[-1].files)
+
+
 def test_half_a_file_without_a_hash_is_not_taken_up_by_another_process(hub: FakeHub, tmp_path: Path) -> None:
     hub.tells_no_hash, hub.pause_s = True, 0.02
     with pytest.raises(_Cancelled):
