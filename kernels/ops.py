@@ -7,6 +7,7 @@ REFERENCE=1 in the environment takes the reference everywhere (read once, at imp
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -83,7 +84,7 @@ def prepare(device: Device) -> None:
         return
     if reason := missing_for_kernels():
         raise RuntimeError(reason)
-    _gpu()
+    threading.Thread(target=_gpu().ahead.open_driver, name="triton", daemon=True).start()
 
 
 def tune(

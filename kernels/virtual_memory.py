@@ -26,6 +26,10 @@ class Driver(Protocol):
         """Put new memory behind an address; returns its handle. Raises MemoryError if the card has no more."""
         ...
 
+    def open(self, address: int, num_bytes: int) -> None:
+        """Let all that was put behind addresses be read and written."""
+        ...
+
     def release(self, address: int, num_bytes: int, handle: int) -> None: ...
 
     def free(self, address: int, num_bytes: int) -> None: ...
@@ -59,6 +63,8 @@ class VirtualBuffer:
         try:
             while self.num_backed < wanted:
                 self._handles.append(self._driver.back(self.address + self.num_backed, self._piece))
+            if before < wanted:  # at once: it takes the driver longer than the rest
+                self._driver.open(self.address + before, wanted - before)
         except MemoryError:
             self._cut(before)
             raise
@@ -156,8 +162,11 @@ class CudaDriver:
         allocation = ctypes.byref(self._allocation)
         self._call("cuMemCreate", ctypes.byref(handle), size, allocation, ctypes.c_uint64(0))
         self._call("cuMemMap", at, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
-        self._call("cuMemSetAccess", at, size, ctypes.byref(self._access), ctypes.c_size_t(1))
         return handle.value
+
+    def open(self, address: int, num_bytes: int) -> None:
+        at, size = ctypes.c_uint64(address), ctypes.c_size_t(num_bytes)
+        self._call("cuMemSetAccess", at, size, ctypes.byref(self._access), ctypes.c_size_t(1))
 
     def release(self, address: int, num_bytes: int, handle: int) -> None:
         self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))

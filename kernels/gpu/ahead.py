@@ -4,7 +4,7 @@ without Python's lock.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,12 @@ import triton
 from triton.runtime.jit import JITFunction
 
 Work = Callable[[], object]
+
+
+def open_driver() -> None:
+    """Have what Triton builds for itself on a new machine: half a second of the C compiler's time."""
+    with suppress(RuntimeError):  # no card: who launches a kernel is told
+        triton.runtime.driver.active.get_current_target()
 
 
 def compile_ahead(now: Work, later: Work, num_threads: int) -> int:

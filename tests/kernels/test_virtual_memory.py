@@ -17,6 +17,7 @@ class CountingDriver:
 
     def __init__(self, room: int) -> None:
         self.room, self.backed, self.reserved, self.last = room, dict[int, int](), dict[int, int](), 0
+        self.opened: set[int] = set()
 
     def reserve(self, num_bytes: int) -> int:
         address = 1000 * (len(self.reserved) + 1)
@@ -32,8 +33,14 @@ class CountingDriver:
         self.backed[address] = self.last
         return self.last
 
+    def open(self, address: int, num_bytes: int) -> None:
+        pieces = set(range(address, address + num_bytes, PIECE))
+        assert pieces <= set(self.backed) and not pieces & self.opened
+        self.opened |= pieces
+
     def release(self, address: int, num_bytes: int, handle: int) -> None:
         assert self.backed.pop(address) == handle
+        self.opened.discard(address)
 
     def free(self, address: int, num_bytes: int) -> None:
         assert self.reserved.pop(address) == num_bytes
@@ -48,7 +55,7 @@ def test_exactly_the_beginning_is_backed_by_whole_pieces(sizes: list[int]) -> No
         kept = dict(driver.backed)
         buffer.resize(size)
         expected = {buffer.address + at for at in range(0, size, PIECE)}
-        assert set(driver.backed) == expected
+        assert set(driver.backed) == expected == driver.opened
         assert all(kept.get(at, handle) == handle for at, handle in driver.backed.items()), "content was lost"
 
 
