@@ -10,8 +10,9 @@ from engine.quant.base import QuantizedTensors
 
 _LARGEST_WEIGHT = 65504.0  # fp16's last number; weights of real models are below 100
 _COLUMNS = 8  # outputs of a module that are computed both ways
+_INPUTS = 128  # different rows
 # Rows that a product is tried with: one, a few, and so many that the weight is expanded first (see `ops.w4_linear`).
-_ROWS = (1, 5, 128)
+_ROWS = {"cpu": (1, 5, 128), "cuda": (1, 5, 9 * _INPUTS)}
 _FP32_ERROR = 1e-4  # of the sum of absolute terms: 16,384 sums in fp32 differ by less than 1e-5 of it
 
 _BROKEN = "The checkpoint is damaged or was quantised wrongly. Download it again, or take another."
@@ -52,8 +53,8 @@ class ProductCheck:
         self.prefix, self._linear = modules[0].prefix, linear
         generator = torch.Generator().manual_seed(0)
         num_inputs = modules[0].shape[1]
-        x = torch.randn(_ROWS[-1], num_inputs, generator=generator)
-        single = torch.linspace(0, num_inputs - 1, _ROWS[-1] // 2).long()
+        x = torch.randn(_INPUTS, num_inputs, generator=generator)
+        single = torch.linspace(0, num_inputs - 1, _INPUTS // 2).long()
         x[1::2] = F.one_hot(single, num_inputs).float()  # single weights
         x = x.to(dtype)
         columns, weights, sizes, biases = _few_columns(modules)
@@ -63,19 +64,24 @@ class ProductCheck:
 
     def launch(self) -> list[torch.Tensor]:
         """[rows, columns] for each number of rows."""
-        return [self._linear(self._x[:num_rows])[:, self._columns] for num_rows in _ROWS]
+        return [self._linear(_rows(self._x, count))[:, self._columns] for count in _ROWS[self._x.device.type]]
 
     def check(self) -> None:
         """Raises EngineError where they differ: then a kernel or the packing is at fault, not the checkpoint."""
         for got in self.launch():
             num_rows = len(got)
-            error = (got.double().cpu() - self._expected[:num_rows]).abs() - self._allowed[:num_rows]
+            error = (got.double().cpu() - _rows(self._expected, num_rows)).abs() - _rows(self._allowed, num_rows)
             if not bool((error <= 0).all()):
                 raise EngineError(
                     f"`{self.prefix}`: the packed weight gives other products than the checkpoint's numbers, off by "
                     f"{float(error.max()):.3g} more than rounding ({num_rows} rows, {self._x.dtype}). A kernel is at "
                     "fault on this machine: start with REFERENCE=1 in the environment, and report it."
                 )
+
+
+def _rows(x: torch.Tensor, count: int) -> torch.Tensor:
+    """The first ones, or all of them again and again."""
+    return x[:count] if count <= len(x) else x.repeat(count // len(x), 1)
 
 
 def _few_columns(
