@@ -1,7 +1,13 @@
-"""Where the Fireside of a home folder listens: a note that its server leaves there, for commands of the same user."""
+"""Where the Fireside of a home folder listens: a note that its server leaves there, for commands of the same user.
+
+And how one that a command started ends with that command.
+"""
 
 import json
 import os
+import signal
+import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,3 +35,13 @@ def noted_url(home: Path) -> str | None:
         return str(json.loads((home / NOTE).read_text("utf-8"))["url"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def end_with_starter() -> None:
+    """Get a SIGTERM once standard input, a pipe from whoever started this process, is closed: by its end, however."""
+
+    def watch() -> None:
+        sys.stdin.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="starter", daemon=True).start()

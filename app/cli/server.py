@@ -17,7 +17,10 @@ from app.errors import AppError
 from app.running import noted_url
 from app.settings import Settings
 
-_START = "import sys; from app.server import main; sys.exit(main(sys.argv[1:]))"
+_START = (
+    "import sys; from app.running import end_with_starter; from app.server import main; "
+    "end_with_starter(); sys.exit(main(sys.argv[1:]))"
+)
 _ROOT = Path(__file__).parents[2]
 _LOOK_EVERY_S = 0.2
 _PATIENCE_S = 10.0  # for an answer that computes nothing
@@ -117,7 +120,7 @@ def any_server(arguments: argparse.Namespace, settings: Settings, *flags: str) -
         process = subprocess.Popen(
             [sys.executable, "-c", _START, "--no-browser", "--port", "0", "--home", str(settings.home), *flags],
             cwd=_ROOT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closed with us: then it ends, also where we were killed
             stdout=written,
             stderr=written,
             start_new_session=True,  # Ctrl-C stops an answer here, not the server

@@ -1,6 +1,9 @@
 """`models load`, `unload`, `logs` and `chat` against a served API over scripted engines."""
 
 import io
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +33,18 @@ def run(stage: Stage, tmp_path: Path) -> Run:
     return lambda *words: cli.main([*words, "--home", str(tmp_path)])
 
 
+def comes_to(stage: Stage, outcome: FakeHealth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that is asked for takes a moment, and ends so."""
+    shelf = stage.house.shelf
+    begin = shelf.load
+
+    def load(name: str) -> None:
+        begin(name)
+        threading.Timer(0.5, lambda: setattr(shelf, "now", outcome)).start()
+
+    monkeypatch.setattr(shelf, "load", load)
+
+
 def test_a_load_is_followed_until_the_model_answers(run: Run, stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     ready = FakeHealth(model="owner/other-4bit")
     threading.Timer(0.5, lambda: setattr(stage.house.shelf, "now", ready)).start()
@@ -39,10 +54,9 @@ def test_a_load_is_followed_until_the_model_answers(run: Run, stage: Stage, caps
 
 
 def test_a_load_that_fails_ends_with_1_and_the_reason(
-    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str]
+    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = FakeHealth(state="failed", model="owner/other-4bit", detail="It needs 9 GB.")
-    threading.Timer(0.5, lambda: setattr(stage.house.shelf, "now", failed)).start()
+    comes_to(stage, FakeHealth(state="failed", model="owner/other-4bit", detail="It needs 9 GB."), monkeypatch)
     assert run("models", "load", "owner/other-4bit") == 1
     assert capsys.readouterr().err == "It needs 9 GB.\n"
     assert run("models", "load", "nothing") == 1
@@ -92,6 +106,17 @@ def test_a_conversation_remembers_and_obeys(
     told = capsys.readouterr()
     assert told.out.count("Hello you.") == 4
     assert "There is no /nonsense" in told.err and "There is no model 'none'" in told.err
+
+
+def test_a_server_that_was_started_for_a_chat_ends_with_it() -> None:
+    code = "from app.running import end_with_starter; end_with_starter(); import time; time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[3], stdin=subprocess.PIPE
+    ) as started:
+        assert started.poll() is None
+        assert started.stdin is not None
+        started.stdin.close()
+        assert started.wait(timeout=60) == -signal.SIGTERM
 
 
 def test_without_a_server_the_way_to_one_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
