@@ -51,12 +51,12 @@ def quantize(source: Path, target: Path, method: Method, python: Path, text: Pat
     if outline.stated is not None:
         what = f"{source.name} is {outline.stated.method} with {outline.stated.bits} bits already."
         raise AppError(400, "bad_request", what, hint="Choose a dense model.", param="model")
-    require_space(target.parent, sum(path.stat().st_size for path in source.glob("*.safetensors")), target.name)
     with (
         sole_maker(target.parent, target.name, lambda stage, fraction: None),
         scratch_folder(target.parent, target.name) as scratch,
         whole_folder(target) as making,
     ):
+        require_space(scratch, sum(path.stat().st_size for path in source.glob("*.safetensors")), target.name)
         calibration = scratch / "calibration.txt"
         calibration.write_text(text.read_text("utf-8") if text else _our_words(), encoding="utf-8")
         task = {
