@@ -85,11 +85,11 @@ _SM86 = {
     8: Row(*[Config(8, 64, 4, 3, 4)] * 3),
     16: Row(*[Config(16, 64, 4, 3, 3)] * 3),
     32: Row(*[Config(32, 64, 4, 2, 2)] * 3),
-    64: Row(*[Config(64, 64, 4, 2, 2, True)] * 3),
-    128: Row(*[Config(64, 64, 4, 2, 2, True)] * 3),
-    256: Row(*[Config(64, 64, 4, 2, 2, True)] * 3),
-    512: Row(*[Config(64, 64, 4, 2, 0, True)] * 3),
-    1024: Row(*[Config(64, 64, 4, 2, 0, True)] * 3),
+    64: Row(*[Config(64, 64, 4, 3, 2, True, 32)] * 3),
+    128: Row(*[Config(64, 64, 4, 3, 2, True, 32)] * 3),
+    256: Row(*[Config(64, 64, 4, 3, 2, True, 32)] * 3),
+    512: Row(*[Config(64, 64, 4, 3, 0, True, 32)] * 3),
+    1024: Row(*[Config(64, 64, 4, 3, 0, True, 32)] * 3),
 }
 TABLE = {80: _SM86, 86: _SM86, 89: _SM86, 90: _SM90}
 # Rows above which the weight is made dense: of a square, a wide, a deep shape.

@@ -20,6 +20,7 @@ def ring_size(num_bytes: int) -> int:
 def graph_us(case: Case, ring: int) -> float:
     """Microseconds of one call: the fastest of some replays of `ring` calls, one after another."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still be making the inputs
     with torch.cuda.stream(stream):
         case(0)  # compiles what is not compiled yet
         stream.synchronize()
