@@ -87,6 +87,7 @@ class Loader:
             kv_cache_dtype=settings.kv_cache_dtype,
             keep_packed=settings.keep_packed,
             quantize_lm_head=settings.quantize_lm_head,
+            cache_dir=str(settings.home / "cache"),
         )
 
 
