@@ -53,7 +53,8 @@ async def test_a_request_waits_for_the_load_and_every_name_of_the_model_leads_to
 async def test_the_engine_gets_what_the_settings_say(manager: ModelManager, engines: Engines, tmp_path: Path) -> None:
     manager.load("one")
     await manager.acquire("")
-    assert engines.children[0].config == EngineConfig(model=str(tmp_path / "one"), max_num_seqs=5, kv_gb=0.5)
+    options = {"max_num_seqs": 5, "kv_gb": 0.5, "cache_dir": str(tmp_path / "cache")}
+    assert engines.children[0].config == EngineConfig(model=str(tmp_path / "one"), **options)
 
 
 async def test_the_catalogues_sampling_goes_with_the_model(manager: ModelManager) -> None:
