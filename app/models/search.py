@@ -58,10 +58,19 @@ def search(
         )
     if not 1 <= limit <= _MOST_HITS:
         raise AppError(400, "bad_request", f"limit is {limit}; it must be 1 to {_MOST_HITS}.", param="limit")
+    _require_network()
     tags = ["safetensors", *([fmt] if fmt else []), *([f"license:{licence}"] if licence else [])]
     with hub_errors("api/models"):
         found = [_hit(info, machine) for info in _ask(words, tags, limit, token)]
     return [hit for hit in found if max_gb is None or (hit.weights_bytes or 0) <= max_gb * 1e9]
+
+
+def _require_network() -> None:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        what = "HF_HUB_OFFLINE is set: the hub is not asked."
+        raise AppError(503, "offline", what, hint="Unset it to search; `models list` tells what is here.")
 
 
 def _ask(words: str, tags: list[str], limit: int, token: str | None) -> Iterable[Any]:

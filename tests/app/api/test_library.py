@@ -127,6 +127,14 @@ async def test_a_search_is_filtered(client: Client, params: dict[str, Any], repo
     assert [hit["repo"] for hit in found] == repos
 
 
+async def test_a_search_without_network_says_so(client: Client, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert error_of(await client("GET", "/models/search", params={"q": "qwen3"}), 503)["code"] == "offline"
+    assert hub.requests == []
+
+
 @pytest.mark.parametrize(
     ("path", "param"),
     [
