@@ -70,7 +70,7 @@ def compile_case(case: AotCase, arch: int) -> Compiled:
     compiled = triton.compile(
         ASTSource(case.kernel, signature, dict(case.constants), attrs),
         target=GPUTarget("cuda", arch, _WARP),
-        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages, **case.options},
     )
     usage, sass = (_cuobjdump(option, compiled.asm["cubin"]) for option in ("--dump-resource-usage", "-sass"))
     registers, stack = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]

@@ -33,6 +33,7 @@ class AotCase:
     multiples_of_16  integer arguments that are such at run time; pointers always are (torch's allocator gives them so)
     archs         where the row is used
     weight_loop   of a 4-bit product: judged by the rules of its main loop too
+    options       what else the launch tells the compiler
     """
 
     name: str
@@ -44,3 +45,4 @@ class AotCase:
     multiples_of_16: frozenset[str] = field(default_factory=frozenset)
     archs: tuple[int, ...] = ARCHS
     weight_loop: WeightLoop | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
