@@ -28,7 +28,7 @@ _TOLERANCE = 1e-5  # fp32 sums of 576 terms in another order
 
 Case = Callable[[int], torch.Tensor]  # copy number -> result
 
-_CARD_OPS = ("gemm", "norm", "rope", "silu", "head", "sample")
+_CARD_OPS = ("gemm", "attention", "norm", "rope", "silu", "head", "sample")
 
 
 def main() -> None:
