@@ -50,11 +50,16 @@ CARDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_checkpoint(folder, "llama", "gptq")
+    return {path.name: path.read_bytes() for path in folder.iterdir()} | {"tokenizer.json": b"{}"}
+
+
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    tiny_checkpoint(tmp_path / "tiny", "llama", "gptq")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "tiny").iterdir()} | {"tokenizer.json": b"{}"}
-    hub = FakeHub(files={TINY: files, REPO: model_files()}, commits={TINY: "a" * 40, REPO: "b" * 40}, cards=CARDS)
+def hub(tiny_files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    hub = FakeHub(files={TINY: tiny_files, REPO: model_files()}, commits={TINY: "a" * 40, REPO: "b" * 40}, cards=CARDS)
     with running(hub):
         led_here(hub, monkeypatch)
         yield hub

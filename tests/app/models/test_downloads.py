@@ -237,7 +237,7 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_false(hub: FakeHub
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_killed_at_50_random_moments_nothing_is_lost_and_nothing_false(hub: FakeHub, models: Path) -> None:
     hub.pause_s = 0.04
     assert _killed_at_random(hub, models, kills=50, seed=2) > 10
