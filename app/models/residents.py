@@ -202,10 +202,13 @@ class Residents:
         while True:
             await asyncio.sleep(self._look_every_s)
             for resident in self.all:
-                if resident.is_answering:
-                    self._look_after(resident)
-                    await self._give_back(resident)
-                    await in_daemon_thread(partial(self._loader.logs.turn_over, resident.model_id))
+                try:
+                    if resident.is_answering:
+                        self._look_after(resident)
+                        await self._give_back(resident)
+                        await in_daemon_thread(partial(self._loader.logs.turn_over, resident.model_id))
+                except Exception:  # one model's trouble leaves nobody else unwatched
+                    _log.exception("looking after %s failed", resident.model_id)
 
     async def _give_back(self, resident: Resident) -> None:
         """What it lent to others, once it is alone."""

@@ -69,6 +69,10 @@ class Client:
         assert ended.error or len(ended.text) == num_tokens, ended
         return ended
 
+    async def running(self) -> dict[str, float]:
+        lines = (await self._http.get("/metrics")).text.splitlines()
+        return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("fireside_num_requests")}
+
     async def health(self) -> dict[str, Any]:
         return dict((await self._http.get("/health")).json())
 
@@ -160,6 +164,23 @@ async def test_fifty_kills_of_the_engine(server: LoneServer) -> None:
     asked, cut = await kills_of_the_child(server, 50)
     print(f"\n50 kills of the engine: {asked} streams, {cut} cut with an error that says so, none lost")
     assert cut > 0
+
+
+@posix_only
+async def test_an_engine_that_stands_still_is_found_by_the_age_of_its_last_step(tmp_path: Path) -> None:
+    server = LoneServer(tmp_path, "--step-timeout", "1.5")
+    try:
+        async with Client(server.wait_until_ready()) as client:
+            (engine,) = engines_of(server)
+            stream = asyncio.create_task(client.stream("letters", 90_000))
+            while not (await client.running())["fireside_num_requests_running"]:
+                await asyncio.sleep(0.05)
+            engine.suspend()
+            assert (await stream).error == "engine_died"
+            assert (await client.stream("letters", 3)).finish == "length"
+            assert [other.pid for other in engines_of(server)] != [engine.pid]
+    finally:
+        server.kill()
 
 
 def kills_of_the_app(home: Path, num_kills: int) -> None:
