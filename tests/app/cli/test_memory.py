@@ -45,9 +45,10 @@ def comes_to(stage: Stage, outcome: FakeHealth, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shelf, "load", load)
 
 
-def test_a_load_is_followed_until_the_model_answers(run: Run, stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    ready = FakeHealth(model="owner/other-4bit")
-    threading.Timer(0.5, lambda: setattr(stage.house.shelf, "now", ready)).start()
+def test_a_load_is_followed_until_the_model_answers(
+    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comes_to(stage, FakeHealth(model="owner/other-4bit"), monkeypatch)
     assert run("models", "load", "owner/other-4bit") == 0
     assert capsys.readouterr().out == "owner/other-4bit is loaded.\n"
     assert stage.house.shelf.asked == ["load owner/other-4bit"]
