@@ -98,7 +98,7 @@ async def most_engines(server: LoneServer, over: asyncio.Event) -> int:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LoneServer]:
-    running = LoneServer(tmp_path, "--max-models", "1", "--drain-timeout", "20")
+    running = LoneServer(tmp_path, "--max-models", "1", "--drain-timeout", "120")
     yield running
     running.kill()
 
@@ -168,7 +168,7 @@ async def test_fifty_kills_of_the_engine(server: LoneServer) -> None:
 
 @posix_only
 async def test_an_engine_that_stands_still_is_found_by_the_age_of_its_last_step(tmp_path: Path) -> None:
-    server = LoneServer(tmp_path, "--step-timeout", "1.5")
+    server = LoneServer(tmp_path, "--step-timeout", "4")
     try:
         async with Client(server.wait_until_ready()) as client:
             (engine,) = engines_of(server)
