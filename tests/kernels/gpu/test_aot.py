@@ -52,7 +52,7 @@ _SOME = (
     "tiles of 8 rows",
     "norm 4096",
     "moe group 8",
-    "split_kernel 128 fp16",
+    "split_kernel 128 fp16 rows 16 a chunk each",
 )
 
 
