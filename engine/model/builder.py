@@ -125,7 +125,7 @@ class DecoderBuilder:
                 self._gated(spec.expert, [place + name for name in names.expert_gate_up], place + names.expert_down)
             )
         router = self._linear(prefix + names.router, shape=(spec.num_experts, self._spec.hidden_size))
-        return Moe(spec, router, tuple(experts))
+        return Moe(spec, router, tuple(experts), in_16_bits=self._dtype is not torch.float32)
 
     def _gated(self, spec: FfnSpec, gate_up: list[str], down: str) -> GatedFfn:
         hidden, width = self._spec.hidden_size, spec.intermediate_size

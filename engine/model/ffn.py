@@ -36,9 +36,11 @@ class Moe:
     host learns nothing of who goes where. Else the experts take their tokens one after another.
     """
 
-    def __init__(self, spec: MoeSpec, router: Linear, experts: tuple[GatedFfn, ...]) -> None:
+    def __init__(self, spec: MoeSpec, router: Linear, experts: tuple[GatedFfn, ...], *, in_16_bits: bool) -> None:
+        """in_16_bits: the arithmetic, without which there is no launch for all."""
         self._spec, self._router, self._experts = spec, router, experts
-        self._stacks = [stack_linears(part) for part in zip(*(expert.linears for expert in experts), strict=True)]
+        projections = zip(*(expert.linears for expert in experts), strict=True)
+        self._stacks = [stack_linears(part) if in_16_bits else None for part in projections]
 
     @property
     def waits_for_nothing(self) -> bool:
