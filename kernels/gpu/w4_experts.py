@@ -67,7 +67,7 @@ def product(
         one.words.shape[0],
         pairs_a_row,
         WHOLE_K=one.num_inputs == one.num_steps * PLANES * one.depth,
-        PORTABLE=not x.is_cuda,
+        PORTABLE=not x.is_cuda or x.dtype is torch.float32,
         **_constants(grouping.tile, one.depth, one.planes_a_group, one.has_zeros),
         num_warps=_WARPS,
         num_stages=_STAGES,

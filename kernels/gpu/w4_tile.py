@@ -52,8 +52,8 @@ def add_step(
             acc = _add_pair(acc, w0, x0, w1, x1, s, True, HAS_ZEROS)
             acc = _add_pair(acc, w2, x2, w3, x3, s, True, HAS_ZEROS)
         else:
-            part = tl.dot(w1, x1, tl.dot(w0, x0))
-            acc += tl.dot(w3, x3, tl.dot(w2, x2, part)) * scale_of(s, HAS_ZEROS)
+            part = _dot(w1, x1, _dot(w0, x0, None))
+            acc += _dot(w3, x3, _dot(w2, x2, part)) * scale_of(s, HAS_ZEROS)
     elif GROUP % 2 == 0:
         s = tl.load(words_at + plane // GROUP * num_padded)[:, None]
         t = tl.load(words_at + (plane + 2) // GROUP * num_padded)[:, None]
@@ -82,9 +82,9 @@ def _add_pair(acc, w, x, v, y, words, SCALE_WEIGHTS: tl.constexpr, HAS_ZEROS: tl
     """acc plus two planes of one scale."""
     scale = scale_of(words, HAS_ZEROS)
     if SCALE_WEIGHTS:
-        acc = tl.dot(v * scale.to(v.dtype), y, tl.dot(w * scale.to(w.dtype), x, acc))
+        acc = _dot(v * scale.to(v.dtype), y, _dot(w * scale.to(w.dtype), x, acc))
     else:
-        acc += tl.dot(v, y, tl.dot(w, x)) * scale
+        acc += _dot(v, y, _dot(w, x, None)) * scale
     return acc
 
 
@@ -92,10 +92,16 @@ def _add_pair(acc, w, x, v, y, words, SCALE_WEIGHTS: tl.constexpr, HAS_ZEROS: tl
 def _add_plane(acc, w, x, words, SCALE_WEIGHTS: tl.constexpr, HAS_ZEROS: tl.constexpr):
     scale = scale_of(words, HAS_ZEROS)
     if SCALE_WEIGHTS:
-        acc = tl.dot(w * scale.to(w.dtype), x, acc)
+        acc = _dot(w * scale.to(w.dtype), x, acc)
     else:
-        acc += tl.dot(w, x) * scale
+        acc += _dot(w, x, None) * scale
     return acc
+
+
+@triton.jit
+def _dot(w, x, acc):
+    """Numbers of 32 bits are multiplied as such, not as 19."""
+    return tl.dot(w, x, acc, input_precision="ieee")
 
 
 @triton.jit
