@@ -14,7 +14,7 @@ from engine.errors import BadCheckpoint
 from engine.model.spec import AttentionSpec, FfnSpec, ModelSpec, MoeSpec
 
 GROUP_SIZE = 128
-_CODES_STD = 4.6  # of a uniform 4-bit code
+_CODES_STD = {"gptq": 4.2, "awq": 4.6}  # of 4-bit codes: see `_about_8`; uniform
 
 _Make = Callable[[], torch.Tensor]
 
@@ -96,10 +96,11 @@ class DummyReader:
     def _constant(self, name: str, shape: tuple[int, ...], value: float, dtype: torch.dtype) -> None:
         self._add(name, shape, dtype, lambda: torch.full(shape, value, dtype=dtype, device=self._device))
 
-    def _words(self, name: str, shape: tuple[int, int]) -> None:
+    def _words(self, name: str, shape: tuple[int, int], arrange: Callable[[torch.Tensor], torch.Tensor]) -> None:
         def make() -> torch.Tensor:
             low, high = -(2**31), 2**31
-            return torch.randint(low, high, shape, generator=self._generator, dtype=torch.int32, device=self._device)
+            words = torch.randint(low, high, shape, generator=self._generator, dtype=torch.int32, device=self._device)
+            return arrange(words)
 
         self._add(name, shape, torch.int32, make)
 
@@ -110,18 +111,31 @@ class DummyReader:
         self._dense(f"{module}.weight", (num_outputs, num_inputs), num_inputs**-0.5)
 
     def _gptq(self, module: str, num_outputs: int, num_inputs: int) -> None:
-        self._words(f"{module}.qweight", (num_inputs // 8, num_outputs))
-        self._groups(module, num_outputs, num_inputs, zeros=0x77777777)  # stored less one: the middle, 8
+        self._words(f"{module}.qweight", (num_inputs // 8, num_outputs), _about_8)
+        zeros = 0x77777777  # stored less one: the middle, 8
+        self._groups(module, num_outputs, num_inputs, zeros, _CODES_STD["gptq"])
 
     def _awq(self, module: str, num_outputs: int, num_inputs: int) -> None:
-        self._words(f"{module}.qweight", (num_inputs, num_outputs // 8))
-        self._groups(module, num_outputs, num_inputs, zeros=0x78787878)
+        self._words(f"{module}.qweight", (num_inputs, num_outputs // 8), lambda words: words)
+        zeros = 0x78787878  # 7 and 8 in turns, so that what outputs have in common cancels
+        self._groups(module, num_outputs, num_inputs, zeros, _CODES_STD["awq"])
 
-    def _groups(self, module: str, num_outputs: int, num_inputs: int, zeros: int) -> None:
+    def _groups(self, module: str, num_outputs: int, num_inputs: int, zeros: int, codes_std: float) -> None:
         num_groups = -(-num_inputs // GROUP_SIZE)
         self._constant(f"{module}.qzeros", (num_groups, num_outputs // 8), zeros, torch.int32)
-        scale = num_inputs**-0.5 / _CODES_STD
+        scale = num_inputs**-0.5 / codes_std
         self._constant(f"{module}.scales", (num_groups, num_outputs), scale, torch.float16)
+
+
+def _about_8(words: torch.Tensor) -> torch.Tensor:
+    """int32 words of eight codes: each 0 becomes 8, so that the mean is 8, which stands for nought.
+
+    Weights whose mean is not nought add the same to every output, and each layer multiplies that: with uniform codes
+    (mean 7.5) 64 layers of Qwen3-32B's sizes went beyond what fp16 holds.
+    """
+    some_bit = words | words >> 1
+    some_bit |= some_bit >> 2
+    return words | (~some_bit & 0x11111111) << 3
 
 
 def _modules(spec: ModelSpec, attention: AttentionSpec, ffn: FfnSpec | MoeSpec) -> Iterator[tuple[str, int, int, bool]]:
