@@ -23,8 +23,9 @@ PYTHON = os.environ.get("FIRESIDE_QUANTIZE_PYTHON", "")
 
 def stand_in(folder: Path, code: str) -> Path:
     """In the place of a Python with GPTQModel: told what that would be told."""
-    path = folder / "python"
-    path.write_text(f"#!{sys.executable}\nimport json, sys\ntask = json.loads(sys.argv[2])\n{code}\n")
+    script, path = folder / "stand_in.py", folder / "python"
+    script.write_text(f"import json, sys\ntask = json.loads(sys.argv[2])\n{code}\n")
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')  # no #! of its own: its path may have spaces
     path.chmod(0o755)
     return path
 
