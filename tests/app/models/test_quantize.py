@@ -25,7 +25,8 @@ def stand_in(folder: Path, code: str) -> Path:
     """In the place of a Python with GPTQModel: told what that would be told."""
     script, path = folder / "stand_in.py", folder / "python"
     script.write_text(f"import json, sys\ntask = json.loads(sys.argv[2])\n{code}\n")
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')  # no #! of its own: its path may have spaces
+    # Not as the script's own #!, which ends at the first space of a path.
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
     path.chmod(0o755)
     return path
 
