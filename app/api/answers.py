@@ -147,9 +147,10 @@ class ChatFormat(AnswerFormat):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, model: str, *, shows_reasoning: bool = True, **common: Any) -> None:
+    def __init__(self, model: str, *, shows_reasoning: bool = True, must_call: bool = False, **common: Any) -> None:
         super().__init__(model, **common)
         self._shows_reasoning = shows_reasoning
+        self._must_call = must_call
 
     def _first(self, index: int) -> dict[str, Any]:
         choice = {
@@ -168,11 +169,12 @@ class ChatFormat(AnswerFormat):
 
     def _whole(self, answer: Answer) -> dict[str, Any]:
         calls = [_whole_call(call) for call in answer.tool_calls]
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        content = answer.text or (None if calls or self._must_call else "")
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if answer.reasoning and self._shows_reasoning:
             message["reasoning_content"] = answer.reasoning
         if calls:
-            message |= {"content": answer.text or None, "tool_calls": calls}
+            message["tool_calls"] = calls
         return {"message": message}
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:

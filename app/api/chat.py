@@ -18,7 +18,8 @@ def chat_router(service: ChatService, shelf: Shelf) -> APIRouter:
     @router.post("/chat/completions", include_in_schema=False)
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
-        sources = [service.stream(asked) for asked in body.requests(engine_request_id(request))]
+        requests = body.requests(engine_request_id(request))
+        sources = [service.stream(asked) for asked in requests]
         dialect = ChatFormat(
             body.model or shelf.health().model,
             answers=len(sources),
@@ -26,6 +27,7 @@ def chat_router(service: ChatService, shelf: Shelf) -> APIRouter:
             usage=body.wants_usage,
             ids=bool(body.return_token_ids),
             shows_reasoning=body.include_reasoning is not False,
+            must_call=requests[0].must_call,
         )
         return AnswerReply(sources, dialect, stream=bool(body.stream))
 

@@ -32,6 +32,7 @@ class AnswerText:
     channels     tells thinking from answer; None where the text is one (raw completions)
     calls        tells tool calls from content; None where there are no tools
     single_call  the answer ends with its first call
+    must_call    its grammar allows calls alone: what is left of one that was cut before it began is no text
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class AnswerText:
         calls: ToolParser | None = None,
         *,
         single_call: bool = False,
+        must_call: bool = False,
     ) -> None:
         self._text = text
         self._channels = channels
         self._calls = calls
         self._single_call = single_call
+        self._must_call = must_call
 
     @property
     def stopped_by(self) -> str | None:
@@ -72,8 +75,9 @@ class AnswerText:
         piece = self._channels.finish(is_cut=is_cut) if self._channels else Piece()
         told = self._tell_calls(piece.content)
         found = self._calls.finish() if self._calls else Found()
+        content = spoken.content + told.content + found.content
         return Spoken(
-            spoken.content + told.content + found.content,
+            "" if self._must_call else content,
             spoken.reasoning + piece.reasoning,
             (*spoken.calls, *self._kept(told.calls), *self._kept(found.calls)),
         )

@@ -53,6 +53,7 @@ async def chat_job(request: ChatRequest, model: LoadedModel, text: ModelText) ->
         Channels(tags, opened=is_thinking),
         calls,
         single_call=not request.parallel_tool_calls,
+        must_call=request.must_call,
     )
     return Job(
         prompt_ids=room.admit(prompt_ids),

@@ -133,6 +133,11 @@ class ChatRequest:
     returns_prompt_ids: bool = False
     standing: Standing = ORDINARY
 
+    @property
+    def must_call(self) -> bool:
+        """Its answer is calls and no text."""
+        return bool(self.tools) and self.tool_choice not in ("auto", "none")
+
 
 @dataclass(frozen=True, slots=True)
 class FillIn:

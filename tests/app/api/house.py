@@ -26,11 +26,12 @@ class House:
         origins: frozenset[str] = frozenset(),
         keys: Keyring | None = None,
         limits: Limits | None = None,
+        max_model_len: int = 200,
     ) -> None:
         budgets = limits or Limits()
         self.engine = FakeEngine(script or Script())
         self.stats: EngineStats | None = None
-        self.source = FakeSource(FakeModel(folder, self.engine, info=model_info(max_model_len=200)))
+        self.source = FakeSource(FakeModel(folder, self.engine, info=model_info(max_model_len=max_model_len)))
         self.shelf = FakeShelf()
         self.metrics = Metrics(lambda: self.stats)
         self.service = ChatService(self.source, observer=Charging(budgets, self.metrics))

@@ -6,13 +6,14 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.errors import BadRequest, EngineClosed, EngineDied, TooManyRequests
 from engine.types import EngineStats, FinishReason, GrammarKind, GrammarSpec
-from tests.app.api.answers import error_of, events
+from tests.app.api.answers import error_of, events, named_events
 from tests.app.api.house import USER, House
 from tests.fakes import EOS, FakeHealth, Script, byte_model_folder, ids, model_info
 
@@ -44,6 +45,37 @@ async def test_a_whole_chat_answer(house: House) -> None:
     }
     assert body["timings"]["prompt_n"] == prompt - 4 and body["timings"]["cache_n"] == 4
     assert body["timings"]["predicted_per_second"] == 5 / 4.0
+
+
+TOOL = {"type": "function", "name": "look", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("ending", [{}, {"stop": "name"}], ids=["max_tokens", "stop"])
+async def test_a_forced_call_that_is_cut_before_its_name_is_no_text(folder: Path, ending: Any) -> None:
+    house = House(folder, Script(token_ids=ids('<tool_call>\n{"name": "')), max_model_len=5000)
+    limit = {} if ending else {"max_tokens": 20}
+    asked = {"tools": [TOOL], "tool_choice": "required", **limit, **ending}
+    (choice,) = (await house.chat(**asked)).json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
+    assert choice["finish_reason"] == ("stop" if ending else "length")
+    streamed = [chunk for chunk in events(await house.chat(**asked, stream=True)) if chunk != "[DONE]"]
+    assert not any(chunk["choices"][0]["delta"].get("content") for chunk in streamed)
+    assert (await house.chat(**asked | {"tool_choice": "auto"})).json()["choices"][0]["message"]["content"]
+
+
+async def test_a_forced_call_that_is_cut_is_no_text_in_the_other_dialects(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids('<tool_call>\n{"name": "')), max_model_len=5000)
+    asked = {"input": "Hi", "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 20}
+    said = (await house.ask("POST", "/v1/responses", json=asked)).json()
+    assert (said["output"], said["status"]) == ([], "incomplete")
+    last = named_events(await house.ask("POST", "/v1/responses", json=asked | {"stream": True}))[-1][1]["response"]
+    assert (last["output"], last["status"]) == ([], "incomplete")
+    tools = {"tools": [{"name": "look", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}}
+    body = {"messages": [USER], "max_tokens": 20, **tools}
+    said = (await house.ask("POST", "/v1/messages", json=body)).json()
+    assert (said["content"], said["stop_reason"]) == ([], "max_tokens")
+    told = (await house.ask("POST", "/v1/messages", json=body | {"stream": True})).text
+    assert "content_block" not in told and "max_tokens" in told
 
 
 async def test_the_order_of_a_chat_stream(house: House) -> None:

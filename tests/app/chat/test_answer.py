@@ -93,6 +93,21 @@ def test_of_a_list_of_calls_in_one_token_a_single_one_is_kept() -> None:
     assert hear([text.encode()])[2] == {0: "{}", 1: "{}"}
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_where_only_calls_may_come_what_is_left_of_a_cut_one_is_no_text(format: str, is_cut: bool) -> None:
+    written = FORMATS[format].written([("now", {"zone": "UTC"}), ("now", {})])
+    for size in range(len(written) + 1):
+        pieces = [char.encode() for char in written[:size]]
+        text = Detokenizer(Pieces(pieces), ())  # type: ignore[arg-type]
+        answer = AnswerText(text, Channels(), FORMATS[format].parser([ToolSpec(name="now")]), must_call=True)
+        spoken = [*map(answer.feed, range(size)), answer.finish(is_cut=is_cut)]
+        assert "".join(said.content for said in spoken) == "", written[:size]
+        begun = [call for said in spoken for call in said.calls if call.id is not None]
+        assert len(begun) == 2 if size == len(written) else len(begun) <= 2
+        assert answer.finish_reason(is_cut=is_cut) == ("length" if is_cut else "tool_calls" if begun else "stop")
+
+
 @pytest.mark.parametrize("tags", [Tags("[THINK]", "[/THINK]"), Tags("<|begin|>", "<|end|>")])
 def test_other_tags_around_thinking(tags: Tags) -> None:
     channels = Channels(tags)
