@@ -271,6 +271,7 @@ class FakeCard:
     size_bytes: int = 0
     thinks: bool = False
     architecture: str | None = None
+    error: str = ""
 
 
 @dataclass(kw_only=True)
@@ -320,9 +321,10 @@ class FakeShelf:
     def holds(self, name: str) -> bool:
         return bool(self.now.model) and name in ("", self.now.model)
 
-    def load(self, name: str) -> None:
+    def load(self, name: str) -> str:
         self.asked.append(f"load {name}")
         self.now = FakeHealth(state="loading", model=name)
+        return name
 
     async def unload(self, name: str) -> None:
         self.asked.append(f"unload {name}")

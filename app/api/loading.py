@@ -33,20 +33,19 @@ def loading_router(shelf: Shelf, downloading: Downloading) -> APIRouter:
     router = APIRouter(tags=["loading"], dependencies=[Depends(admin)])
 
     @router.post("/models/load", openapi_extra=body_schema(ModelBody))
-    async def load(request: Request) -> dict[str, bool]:
-        """Begin to load; it is the model in hand from now on."""
+    async def load(request: Request) -> dict[str, Any]:
+        """Begin to load; it is the model in hand from now on, unless the load fails."""
         name = (await read_body(request, ModelBody)).model
         shelf.check(name)
-        shelf.load(name)
-        return {"success": True}
+        return {"success": True, "model": shelf.load(name)}
 
     @router.post("/models/unload", openapi_extra=body_schema(ModelBody))
     async def unload(request: Request) -> dict[str, bool]:
         """Returns when the memory is free again."""
         name = (await read_body(request, ModelBody)).model
         if not shelf.holds(name):
-            in_memory = ", ".join(status.model for status in shelf.statuses()) or "no model"
-            raise invalid("model", f"{echo(name)} is not loaded; in hand is {in_memory}.")
+            held = [status.model for status in shelf.statuses() if status.state in _WORDS]
+            raise invalid("model", f"{echo(name)} is not loaded; in memory is {', '.join(held) or 'no model'}.")
         await shelf.unload(name)
         return {"success": True}
 

@@ -24,6 +24,7 @@ class ModelCard(Protocol):
     format           "gptq", "awq", ...; None if not known yet
     thinks           it thinks in tags before it answers
     architecture     None while not loaded
+    error            why its last load failed; "" else
     """
 
     @property
@@ -46,6 +47,8 @@ class ModelCard(Protocol):
     def thinks(self) -> bool: ...
     @property
     def architecture(self) -> str | None: ...
+    @property
+    def error(self) -> str: ...
 
 
 class Health(Protocol):
@@ -94,8 +97,11 @@ class Shelf(Protocol):
         """Whether `name` means a model that is loaded or loading; "" the one in hand."""
         ...
 
-    def load(self, name: str) -> None:
-        """Begin to bring this model in hand, fetched first where needed; others go where there is no room beside."""
+    def load(self, name: str) -> str:
+        """Begin to bring this model in hand, fetched first where needed; others go where there is no room beside.
+
+        Returns its id. A load that fails leaves the model before it in hand.
+        """
         ...
 
     async def unload(self, name: str) -> None:
@@ -198,5 +204,5 @@ def progress_by_file(download: Download) -> dict[str, dict[str, int]]:
 def router_status(card: ModelCard) -> dict[str, Any]:
     """In the words of llama.cpp's router: a load that failed is an unloaded model with a mark."""
     if card.state == "failed":
-        return {"value": "unloaded", "failed": True}
+        return {"value": "unloaded", "failed": True} | ({"message": card.error} if card.error else {})
     return {"value": card.state}

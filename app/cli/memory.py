@@ -5,6 +5,7 @@ import sys
 
 from app.cli.command import Command
 from app.cli.server import running_server, server_arguments
+from app.errors import AppError
 from app.settings import Settings
 
 
@@ -22,10 +23,10 @@ def _load_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _load(arguments: argparse.Namespace, settings: Settings) -> int:
     server = running_server(arguments, settings)
-    server.post("/models/load", {"model": arguments.model})
+    begun = server.post("/models/load", {"model": arguments.model})["model"]
     if arguments.no_wait:
         return 0
-    loaded = server.until_loaded(show_passing)
+    loaded = server.until_loaded(show_passing, begun)
     show_passing("")
     print(f"{loaded} is loaded.")
     return 0
@@ -38,7 +39,10 @@ def _unload_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _unload(arguments: argparse.Namespace, settings: Settings) -> int:
     server = running_server(arguments, settings)
-    model = arguments.model or server.get("/health")["model"]
+    now = server.get("/health")
+    if not arguments.model and now["state"] not in ("ready", "loading"):
+        raise AppError(503, "no_model", "No model is loaded.", hint="`python launch.py models load` loads one.")
+    model = arguments.model or now["model"]
     server.post("/models/unload", {"model": model})
     print(f"{model} is unloaded, and its memory is free.")
     return 0

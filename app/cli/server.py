@@ -70,13 +70,13 @@ class Server:
                         raise _refusal(200, chunk)
                     yield chunk
 
-    def until_loaded(self, show: Callable[[str], None]) -> str:
-        """Follow the load of the model in hand; its id. Raises AppError with why it failed."""
-        began_with = self.get("/health")["model"]
+    def until_loaded(self, show: Callable[[str], None], model: str = "") -> str:
+        """Follow the load of a model ("" the one in hand); its id. Raises AppError with why it failed."""
+        model = model or self.get("/health")["model"]
         while True:
             now = self.get("/health")
-            if now["model"] != began_with:
-                raise AppError(409, "replaced", f"{now['model'] or 'No model'} was chosen instead meanwhile.")
+            if now["model"] != model:
+                return self._without_hand(model, now["model"])
             if now["state"] == "failed":
                 raise AppError(503, "load_failed", now["detail"])
             if now["state"] == "empty":
@@ -85,6 +85,17 @@ class Server:
                 return str(now["model"])
             show(now["detail"])
             time.sleep(_LOOK_EVERY_S)
+
+    def _without_hand(self, model: str, in_hand: str) -> str:
+        """The id of one that is loaded, though another is in hand. Raises AppError with why it is not."""
+        found = next((each for each in self.get("/models")["data"] if each["id"] == model), None)
+        if found is not None and found["state"] == "loaded":
+            return model
+        if found is not None and found["state"] == "failed":
+            why = found["status"].get("message") or f"{model} could not be loaded."
+            hint = f"{in_hand} is in hand as before." if in_hand else ""
+            raise AppError(503, "load_failed", why, hint=hint)
+        raise AppError(409, "replaced", f"{in_hand or 'No model'} was chosen instead meanwhile.")
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

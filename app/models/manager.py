@@ -55,16 +55,17 @@ class ModelManager:
         """Raises AppError 404 with what there is, where no model can go by this name. Asks no network."""
         self._shelf.resolve(name)
 
-    def load(self, name: str) -> None:
-        """Begin to bring this model in hand, fetched first where needed. Returns at once: see `status`, `lease`.
+    def load(self, name: str) -> str:
+        """Begin to bring this model in hand, fetched first where needed. Returns its id at once.
 
-        Another one chosen before that still loads is given up.
+        Another one chosen before that still loads is given up. A load that fails leaves the model before it in hand.
         """
         if self.is_closed:
             raise ending()
         model_id = self._id_of(name)
         self._names[model_id] = name
         self._residents.choose(name, model_id)
+        return model_id
 
     async def unload(self, name: str) -> None:
         """Let go of a model or of its load; returns when its memory is free. Answers under way end with an error."""
@@ -111,6 +112,8 @@ class ModelManager:
                 await asyncio.wait({resident.outcome})
                 if resident.is_leaving:
                     continue  # given up for another one: look again
+                if resident.error is not None and not model and self._residents.in_hand != resident.model_id:
+                    continue  # the one before it is in hand again
                 if resident.error is not None:  # one object for many callers: their frames must not pile up
                     raise resident.error.with_traceback(None)
                 is_answering = resident.is_answering
@@ -237,6 +240,7 @@ class ModelManager:
             size_bytes=entry.size_bytes,
             thinks=entry.reasoning is not None,
             architecture=ready.info.architecture if ready else None,
+            error=now.error,
         )
 
     def _child(self) -> Engine | None:

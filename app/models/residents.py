@@ -32,12 +32,14 @@ _log = logging.getLogger("fireside.models")
 
 STOP_GRACE_S = 0.7  # a fetch looks at the stop flag several times a second
 LOOK_EVERY_S = 1.0
+_MOST_FAILURES = 8  # told until the next load of that model
 _CPU_STEP_TIMEOUT_S, _CARD_STEP_TIMEOUT_S = 600.0, 120.0  # on a CPU a large model's prompt takes minutes
 
 
 class Residents:
     """
-    in_hand  id of the model that a request without a name means: the last one chosen, or what took its place
+    in_hand  id of the model that a request without a name means: the last one chosen, or what took its place; where
+             its load fails or is given up, the one before it again
     """
 
     def __init__(
@@ -80,16 +82,16 @@ class Residents:
 
     def choose(self, name: str, model_id: str) -> None:
         """By hand: whatever it did before is forgiven, and another one chosen before that still loads is given up."""
-        self.in_hand = model_id
         self._loader.conduct(model_id).pardon()
         for other in self.all:
             if other.is_loading and other.is_chosen and other.model_id != model_id:
                 self.let_go(other)
         resident = self._by_id.get(model_id)
         if resident is None or not (resident.is_loading or resident.is_answering):
-            self.begin(name, model_id, is_chosen=True)
-        else:
-            resident.is_chosen = True
+            resident = self.begin(name, model_id, is_chosen=True)
+        resident.is_chosen = True
+        if self.in_hand != model_id:
+            self.in_hand, resident.displaced = model_id, self.in_hand
 
     def begin(self, name: str, model_id: str, *, is_chosen: bool) -> Resident:
         """A new stay; what is left of the one before it is cleared away first."""
@@ -144,9 +146,23 @@ class Residents:
             self._forget(resident)
         if not isinstance(error, Stopped | AppError):
             self._loader.conduct(resident.model_id).failed(told.message)
-        if not resident.is_chosen and resident.displaced and self.in_hand == resident.model_id:
-            self.in_hand = resident.displaced  # whose next request brings it back
+        if told.status != 404 and not isinstance(error, Stopped):
+            _log.warning("%s was not loaded. %s", resident.model_id, told.text)
+        self._hand_back(resident)
+        self._forget_old_failures()
         return told
+
+    def _hand_back(self, resident: Resident) -> None:
+        """To the model whose place it took, if that one can answer or its next request brings it back."""
+        before = self._by_id.get(resident.displaced)
+        can_come = before.error is None if before else self._settings.load_on_request
+        if self.in_hand == resident.model_id and resident.displaced and can_come:
+            self.in_hand = resident.displaced
+
+    def _forget_old_failures(self) -> None:
+        failed = [each for each in self.all if each.error is not None and each.model_id != self.in_hand]
+        for each in sorted(failed, key=lambda each: each.failed_at)[:-_MOST_FAILURES]:
+            self._forget(each)
 
     # -- room
 
@@ -212,7 +228,8 @@ class Residents:
 
     async def _give_back(self, resident: Resident) -> None:
         """What it lent to others, once it is alone."""
-        if resident.lent_bytes and self.all == [resident] and not self._endings:
+        is_alone = all(other is resident or other.error is not None for other in self.all)
+        if resident.lent_bytes and is_alone and not self._endings:
             await _resized(resident, 0)
 
     def _look_after(self, resident: Resident) -> None:
@@ -236,6 +253,8 @@ class Residents:
         """
         resident.is_leaving = True
         self._forget(resident)
+        if resident.is_loading:
+            self._hand_back(resident)
         task = asyncio.create_task(self._part(resident, drain_s), name=f"unload {resident.name}")
         self._endings[task] = resident
         task.add_done_callback(self._endings.pop)

@@ -61,6 +61,7 @@ class ModelCard:
 
     format        gptq, awq, ...; None where it is not known
     architecture  known once the model is loaded
+    error         why its last load failed
     """
 
     id: str
@@ -73,6 +74,7 @@ class ModelCard:
     size_bytes: int = 0
     thinks: bool = False
     architecture: str | None = None
+    error: str = ""
 
 
 _SUMMED = (

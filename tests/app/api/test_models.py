@@ -60,13 +60,16 @@ async def test_tabbys_and_textgens_names_for_the_model_in_hand(house: House) -> 
 async def test_a_model_is_loaded_and_unloaded_in_the_routers_words(house: House) -> None:
     for name in ("fake-model", "owner/other-4bit"):
         reply = await house.ask("POST", "/models/load", json={"model": name})
-        assert reply.json() == {"success": True} and house.shelf.asked[-1] == f"load {name}"
+        assert reply.json() == {"success": True, "model": name} and house.shelf.asked[-1] == f"load {name}"
     error_of(await house.ask("POST", "/models/load", json={"model": "none"}), 404)
     error = error_of(await house.ask("POST", "/models/unload", json={"model": "fake-model"}), 400)
-    assert "in hand is owner/other-4bit" in error["message"]
+    assert "in memory is owner/other-4bit" in error["message"]
     assert (await house.ask("POST", "/models/unload", json={"model": "owner/other-4bit"})).json() == {"success": True}
     assert house.shelf.asked[-1] == "unload owner/other-4bit"
     error_of(await house.ask("POST", "/models/unload", json={"model": ""}), 400)
+    house.shelf.now = FakeHealth(state="failed", model="fake-model", detail="no room")
+    error = error_of(await house.ask("POST", "/models/unload", json={"model": "none"}), 400)
+    assert "in memory is no model" in error["message"], "what failed is not there to be unloaded"
     for body in ({}, {"model": 3}, []):
         error_of(await house.ask("POST", "/models/load", json=body), 400)
 

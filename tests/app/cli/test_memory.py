@@ -13,7 +13,7 @@ import pytest
 from app.cli import main as cli
 from app.running import leave_note, noted_url, take_note_away
 from tests.clients.stage import Stage, model_folder
-from tests.fakes import FakeHealth, Script, ids
+from tests.fakes import FakeCard, FakeHealth, Script, ids
 
 Run = Callable[..., int]
 
@@ -38,9 +38,10 @@ def comes_to(stage: Stage, outcome: FakeHealth, monkeypatch: pytest.MonkeyPatch)
     shelf = stage.house.shelf
     begin = shelf.load
 
-    def load(name: str) -> None:
+    def load(name: str) -> str:
         begin(name)
         threading.Timer(0.5, lambda: setattr(shelf, "now", outcome)).start()
+        return name
 
     monkeypatch.setattr(shelf, "load", load)
 
@@ -62,6 +63,25 @@ def test_a_load_that_fails_ends_with_1_and_the_reason(
     assert capsys.readouterr().err == "It needs 9 GB.\n"
     assert run("models", "load", "nothing") == 1
     assert "There is no model 'nothing'" in capsys.readouterr().err
+
+
+def test_a_load_that_fails_while_the_model_before_it_stays_in_hand_ends_with_1_and_the_reason(
+    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comes_to(stage, FakeHealth(model="fake-model"), monkeypatch)
+    failed = FakeCard(id="owner/other-4bit", state="failed", error="The hub cannot be reached.")
+    monkeypatch.setattr(stage.house.shelf, "held", [stage.house.shelf.held[0], failed])
+    assert run("models", "load", "owner/other-4bit") == 1
+    told = capsys.readouterr()
+    assert told.err == "The hub cannot be reached. fake-model is in hand as before.\n" and not told.out
+
+
+def test_without_a_loaded_model_there_is_none_to_unload(
+    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.house.shelf.now = FakeHealth(state="failed", model="fake-model", detail="no room")
+    assert run("models", "unload") == 1 and not stage.house.shelf.asked
+    assert "No model is loaded." in capsys.readouterr().err
 
 
 def test_unloading_takes_the_model_in_hand_unless_one_is_named(

@@ -225,6 +225,54 @@ async def test_a_load_on_request_that_fails_leaves_the_hand_to_the_model_that_it
     assert (await manager.acquire("")).id == "one"
 
 
+async def test_a_load_by_hand_that_fails_leaves_the_old_model_in_hand(
+    manager: ModelManager, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines.gate.clear()
+    engines.errors = [BadCheckpoint("no such tensor")]
+    manager.load("two")
+    waiting = asyncio.create_task(manager.acquire(""))
+    await until(lambda: manager.status().stage == "reading weights")
+    engines.gate.set()
+    assert (await waiting).id == "one", "also for those who waited for the new one"
+    assert manager.status().model == "one" and manager.memory()
+    failed = manager.statuses()[1]
+    assert (failed.model, failed.state) == ("two", "failed") and "no such tensor" in failed.error
+    assert next(card for card in manager.cards() if card.id == "two").error == failed.error
+    assert "two was not loaded" in caplog.text
+
+
+async def test_a_fetch_that_fails_or_is_given_up_leaves_the_old_model_answering(
+    manager: ModelManager, shelf: ThreeModels, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(entry: object, on_progress: object) -> Path:
+        raise AppError(502, "hub_unreachable", "The hub cannot be reached.")
+
+    shelf.absent.add("two")
+    shelf.may_end.clear()
+    manager.load("two")
+    await until(lambda: manager.status().stage == "Fetching")
+    await manager.unload("two")
+    assert (manager.status().model, manager.status().state) == ("one", "ready")
+    monkeypatch.setattr(shelf, "ensure", no_network)
+    shelf.absent.add("three")
+    manager.load("two")
+    manager.load("three")
+    await until(lambda: len(manager.statuses()) == 2)
+    await until(lambda: manager.status().state == "ready")
+    assert (await manager.acquire("")).child is engines.children[0] and len(engines.children) == 1
+    assert [status.state for status in manager.statuses()] == ["ready", "failed"]
+
+
+async def test_no_more_than_some_failures_are_told(manager: ModelManager) -> None:
+    for number in range(20):
+        manager.load(f"nowhere {number}")
+        await until(lambda: manager.status().state == "ready")
+    statuses = manager.statuses()
+    assert statuses[0].model == "one" and 5 <= len(statuses) <= 10
+    assert statuses[-1].model == "nowhere 19"
+
+
 async def test_an_unused_model_is_let_go_and_comes_back_with_the_next_request(
     tmp_path: Path, shelf: ThreeModels, engines: Engines
 ) -> None:
