@@ -26,7 +26,6 @@ class Answer:
     text: str = ""
     reasoning: str = ""
     logprobs: list[ScoredToken] = field(default_factory=list)
-    text_logprobs: list[ScoredToken] = field(default_factory=list)  # those that came with its text
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
@@ -35,12 +34,16 @@ class Answer:
     timings: Timings | None = None
     embedding: tuple[float, ...] = ()
     _calls: list[list[ToolCallDelta]] = field(default_factory=list)
+    _parts: list[list["Part"]] = field(default_factory=list)  # of each block
 
     def add(self, delta: ChatDelta) -> None:
         self.text += delta.text
         self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
-        self.text_logprobs += _of_text(delta) if delta.text else ()
+        for part in parts_of(delta):
+            if not self._parts or self._parts[-1][0].block != part.block:
+                self._parts.append([])
+            self._parts[-1].append(part)
         self.token_ids += delta.token_ids
         self.prompt_token_ids = self.prompt_token_ids or delta.prompt_token_ids
         for call in delta.tool_calls:
@@ -55,6 +58,13 @@ class Answer:
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         return tuple(_joined(pieces) for pieces in self._calls)
+
+    @property
+    def blocks(self) -> Iterator["Part"]:
+        """One whole part each, in the order in which a stream has them."""
+        for parts in self._parts:
+            tokens = [token for part in parts for token in part.tokens]
+            yield parts[0]._replace(text="".join(part.text for part in parts), tokens=tokens)
 
 
 def _of_text(delta: ChatDelta) -> Sequence[ScoredToken]:

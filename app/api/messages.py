@@ -136,12 +136,9 @@ def _continued(part: Part) -> dict[str, Any]:
 
 
 def _content(answer: Answer) -> Iterator[dict[str, Any]]:
-    if answer.reasoning:
-        yield {"type": "thinking", "thinking": answer.reasoning, "signature": ""}
-    if answer.text:
-        yield {"type": "text", "text": answer.text}
-    for call in answer.tool_calls:
-        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_of(call.arguments)}
+    for block in answer.blocks:
+        told = {"reasoning": {"thinking": block.text}, "text": {"text": block.text}}
+        yield _begun(block) | told.get(block.kind, {"input": arguments_of(block.text)})
 
 
 def _stop(finish_reason: str | None, stop_string: str | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from app.api.models import Shelf
 from app.api.responses_wire import ResponsesBody, as_sent
 from app.api.stream import AnswerReply
 from app.chat.service import ChatService
-from app.chat.types import ChatDelta, ScoredToken, ToolCallDelta, Usage
+from app.chat.types import ChatDelta, ScoredToken, Usage
 from app.errors import AppError
 
 
@@ -193,13 +193,9 @@ _WORD = {"reasoning": "reasoning_text", "text": "output_text", "call": "function
 
 
 def _items_of(answer: Answer) -> Iterator[_Item]:
-    calls = tuple(
-        ToolCallDelta(index=index, id=call.id, name=call.name, arguments=call.arguments)
-        for index, call in enumerate(answer.tool_calls)
-    )
-    for part in parts_of(ChatDelta(reasoning=answer.reasoning, text=answer.text, tool_calls=calls)):
-        item = _Item(part)
-        item.continued(part.text, answer.text_logprobs)
+    for block in answer.blocks:
+        item = _Item(block)
+        item.continued(block.text, block.tokens)
         yield item
 
 

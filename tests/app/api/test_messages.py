@@ -267,6 +267,25 @@ def test_calls_are_blocks_of_their_own_whole_and_streamed() -> None:
     assert whole["stop_reason"] == "tool_use"
 
 
+def test_a_whole_message_has_its_blocks_in_the_order_of_the_stream() -> None:
+    dialect, answer = MessagesFormat("m"), Answer()
+    calls = [ToolCallDelta(index=0, id="c0", name="look"), ToolCallDelta(index=1, id="c1", name="rest")]
+    begun = []
+    for delta in (
+        ChatDelta(tool_calls=(calls[0],)),
+        ChatDelta(text="Now"),
+        ChatDelta(text=" this."),
+        ChatDelta(tool_calls=(calls[1],)),
+        ChatDelta(text="Done.", finish_reason="tool_calls", usage=USAGE),
+    ):
+        answer.add(delta)
+        frames = [json.loads(frame.split(b"data: ")[1]) for frame in dialect.piece(0, delta)]
+        begun += [frame["content_block"]["type"] for frame in frames if frame["type"] == "content_block_start"]
+    whole = MessagesFormat("m").whole([answer])["content"]
+    assert [block["type"] for block in whole] == begun == ["tool_use", "text", "tool_use", "text"]
+    assert [block.get("text") for block in whole] == [None, "Now this.", None, "Done."]
+
+
 def test_a_call_that_was_cut_short_keeps_its_words() -> None:
     answer = Answer()
     answer.add(ChatDelta(tool_calls=(ToolCallDelta(index=0, id="c", name="look", arguments='{"at": "no'),)))

@@ -230,6 +230,20 @@ def test_calls_are_items_of_their_own_whole_and_streamed() -> None:
     assert added[1]["arguments"] == "" and added[1]["id"] == streamed["output"][1]["id"]
 
 
+def test_a_whole_response_has_its_items_in_the_order_of_the_stream() -> None:
+    dialect, answer = ResponsesFormat(body(tools=[TOOL]), "m"), Answer()
+    for delta in (
+        ChatDelta(tool_calls=(ToolCallDelta(index=0, id="c0", name="look"),)),
+        ChatDelta(text="Done."),
+        ChatDelta(finish_reason="tool_calls", usage=USAGE),
+    ):
+        answer.add(delta)
+        assert list(dialect.piece(0, delta)) or delta.finish_reason
+    last = json.loads(list(dialect.closing())[-1].split(b"data: ")[1])["response"]
+    for said in (last, ResponsesFormat(body(), "m").whole([answer])):
+        assert [item["type"] for item in said["output"]] == ["function_call", "message"]
+
+
 async def test_a_failure_in_mid_stream_is_a_failed_response(folder: Path) -> None:
     script = Script(token_ids=ids("abcd"), error=EngineDied("gone"), error_at=2, pause_s=0.15)
     name, data = named_events(await send(House(folder, script), stream=True))[-1]
