@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from app.api.body import invalid
 from app.api.errors import echo
-from app.chat.types import Message, NamedTool, Role, ToolCall, ToolChoice, ToolSpec
+from app.chat.types import NO_PARAMETERS, Message, NamedTool, Role, ToolCall, ToolChoice, ToolSpec
 from app.errors import AppError
 
 MAX_TOOLS = 512
@@ -160,7 +160,7 @@ def _tool(place: str, tool: Any) -> ToolSpec:
     return ToolSpec(
         name=name,
         description=description if isinstance(description, str) else "",
-        parameters={"type": "object", "properties": {}, **(parameters or {})},
+        parameters=NO_PARAMETERS if parameters is None else {"type": "object", "properties": {}, **parameters},
         is_strict=function.get("strict") is True,
     )
 

@@ -16,6 +16,10 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
+# What a function without `parameters` takes.
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
     """A function that the model may call.
@@ -26,7 +30,7 @@ class ToolSpec:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
     is_strict: bool = False
 
 

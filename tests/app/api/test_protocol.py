@@ -191,7 +191,11 @@ def test_a_value_that_changes_nothing_passes(name: str, value: Any) -> None:
     ("tool", "spec"),
     [
         (FUNCTION, ToolSpec(name="f")),
-        ({"type": "function", "function": {"name": "f", "description": None, "parameters": None}}, ToolSpec(name="f")),
+        (
+            {"type": "function", "function": {"name": "f", "description": None, "parameters": None}},
+            ToolSpec(name="f", parameters={"type": "object", "properties": {}, "additionalProperties": False}),
+        ),
+        ({"name": "f", "parameters": {}}, ToolSpec(name="f", parameters={"type": "object", "properties": {}})),
         ({"type": "function", "name": "f", "strict": True}, ToolSpec(name="f", is_strict=True)),
         (
             {"function": {"name": "f", "description": "d", "parameters": {"properties": {"a": {}}}}},

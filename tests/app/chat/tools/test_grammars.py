@@ -8,7 +8,7 @@ import pytest
 from app.chat.channels import THINK
 from app.chat.grammars import after_thinking, chat_options
 from app.chat.tools.choose import FORMATS
-from app.chat.types import ChatRequest, Message, NamedTool, SamplingOptions
+from app.chat.types import ChatRequest, Message, NamedTool, SamplingOptions, ToolSpec
 from app.errors import AppError
 from engine.errors import BadRequest
 from engine.sampling.grammar import GrammarCompiler
@@ -97,6 +97,13 @@ def test_required_lets_calls_through_and_no_other_word(vocabulary: Vocabulary, f
     assert not vocabulary.takes(spec, BEGUN_WELL[format])
     assert not vocabulary.takes(spec, "It is", whole=False)
     assert not vocabulary.takes(spec, WRITTEN[format].replace("get_weather", "get_whether"), whole=False)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_tool_without_parameters_is_called_with_none(vocabulary: Vocabulary, format: str) -> None:
+    spec = grammar(vocabulary, format, tools=(ToolSpec(name="now"),), tool_choice="required")
+    assert vocabulary.takes(spec, FORMATS[format].written([("now", {})]))
+    assert not vocabulary.takes(spec, FORMATS[format].written([("now", {"zone": 1})]), whole=False)
 
 
 @pytest.mark.parametrize("format", FORMATS)
