@@ -24,6 +24,8 @@ _CHANGING_LINE = "x-anthropic-billing-header"
 
 _EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
 
+_CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_")  # run by the client; each version has a date
+
 
 class TurnBody(BaseModel):
     model_config = ConfigDict(extra="ignore")
@@ -207,14 +209,16 @@ def _unreadable(where: str, kind: Any) -> AppError:
 
 
 def _function(index: int, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool of the client's own, in OpenAI's words. Anthropic's hosted ones run on their servers alone."""
+    """A tool of the client's own, in OpenAI's words; those that Anthropic's models know by name have no schema."""
     where = f"tools[{index}]"
     schema = tool.get("input_schema")
     if tool.get("type", "custom") not in ("custom", None) and schema is None:
+        is_clients = str(tool["type"]).startswith(_CLIENT_TOOLS)
+        why = "a tool that Fireside does not support yet" if is_clients else "which runs on Anthropic's servers alone"
         raise AppError(
             400,
             "unsupported_tool",
-            f"`{where}` is {echo(tool['type'])}, which runs on Anthropic's servers alone.",
+            f"`{where}` is {echo(tool['type'])}, {why}.",
             hint="Leave it out, or send a tool with an `input_schema`.",
             param=where,
         )

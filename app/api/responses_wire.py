@@ -34,6 +34,7 @@ Input = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "a
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _EFFORTS: tuple[Effort, ...] = ("none", "minimal", "low", "medium", "high", "xhigh")
 _STATEFUL = ("previous_response_id", "conversation", "prompt")
+_HOSTED_TOOLS = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp")  # and their versions
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 
 
@@ -65,9 +66,7 @@ class ResponsesBody(BaseModel):
         """Raises AppError (400)."""
         self._refuse_state()
         messages = (*self._instructions(), *_messages(self.input))
-        if len(self.functions) < len(self.tools or ()):
-            kinds = {echo(tool.get("type")) for tool in self.tools or ()} - {"function"}
-            _log.info("request %s: tools left out, as they run on OpenAI's servers alone: %s", request_id, kinds)
+        self._leave_out_hosted_tools(request_id)
         tool_choice, tools = tool_choice_of(self.tool_choice, tools_of(self.functions))
         return ChatRequest(
             request_id=request_id,
@@ -85,6 +84,22 @@ class ResponsesBody(BaseModel):
     def functions(self) -> list[dict[str, Any]]:
         """The tools that can be called here, as they were sent."""
         return [tool for tool in self.tools or () if tool.get("type") == "function"]
+
+    def _leave_out_hosted_tools(self, request_id: str) -> None:
+        """Raises AppError (400) for one that runs at the client: what it would be called for is lost without it."""
+        for index, tool in enumerate(self.tools or ()):
+            kind = str(tool.get("type"))
+            if kind.startswith(_HOSTED_TOOLS):
+                _log.info("request %s: tool left out, as it runs on OpenAI's servers alone: %s", request_id, echo(kind))
+            elif kind != "function":
+                raise AppError(
+                    400,
+                    "unsupported_tool",
+                    f"`tools[{index}]` ({echo(tool.get('name', 'no name'))}) is of type {echo(kind)}; only functions "
+                    "can be called here.",
+                    hint="Leave it out, or describe it as a function.",
+                    param=f"tools[{index}]",
+                )
 
     def _refuse_state(self) -> None:
         for name in _STATEFUL:

@@ -162,6 +162,11 @@ def test_what_the_answer_should_be_like() -> None:
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": ["x"] * 100_000}, "stop_sequences"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs on Anthropic's servers alone"),
+        (
+            {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+            "bash_20250124, a tool that Fireside does not support yet",
+        ),
+        ({"tools": [{"type": "text_editor_20250728", "name": "edit"}]}, "does not support yet"),
         ({"tools": [{"name": 3}]}, "tools[0].name"),
         ({"tools": [{"name": "x", "input_schema": []}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),

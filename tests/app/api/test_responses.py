@@ -130,6 +130,10 @@ def test_tools_choices_effort_and_form() -> None:
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"reasoning": {"effort": ["low"]}}, "reasoning.effort"),
         ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
+        ({"tools": [TOOL, {"type": "custom", "name": "patch"}]}, "tools[1]"),
+        ({"tools": [{"type": "web_search_preview"}, {"type": "local_shell"}]}, "tools[1]"),
+        ({"tools": [{"type": "shell"}]}, "tools[0]"),
+        ({"tools": [{"name": "look"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "name": "x", "parameters": 3}]}, "tools[0].function.parameters"),
         ({"tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
@@ -140,6 +144,11 @@ async def test_what_cannot_be_served_is_a_400_that_names_the_place(
 ) -> None:
     assert error_of(await send(house, **fields), 400)["param"] == param
     assert not house.engine.submitted
+
+
+async def test_tools_that_run_at_the_client_are_refused_by_name(house: House) -> None:
+    error = error_of(await send(house, tools=[{"type": "custom", "name": "patch"}]), 400)
+    assert error["code"] == "unsupported_tool" and "patch" in error["message"] and "custom" in error["message"]
 
 
 async def test_nulls_and_fields_of_the_client_alone_change_nothing(house: House) -> None:
