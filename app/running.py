@@ -1,4 +1,4 @@
-"""Where the Fireside of a home folder listens: a note that its server leaves there, for commands of the same user.
+"""Where the Firesides of a home folder listen: each server leaves a note there, for commands of the same user.
 
 And how one that a command started ends with that command.
 """
@@ -11,30 +11,60 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-NOTE = "server.json"
+import psutil
+
+_NOTES = "server-*.json"
+_CLOCK_SLACK_S = 5.0  # between a process's own clock and a disk's
 
 
 def leave_note(home: Path, url: str) -> None:
     """Nothing is lost where it cannot be written: commands then ask for --url."""
-    part = home / f"{NOTE}.part"
+    for note in home.glob(_NOTES):
+        if not _is_of_living(note):
+            with suppress(OSError):
+                note.unlink()
+    part = home / f"server-{os.getpid()}.part"
     with suppress(OSError):
-        part.write_text(json.dumps({"url": url, "pid": os.getpid()}), encoding="utf-8")
-        os.replace(part, home / NOTE)
+        part.write_text(json.dumps({"url": url}), encoding="utf-8")
+        os.replace(part, _own_note(home))
 
 
 def take_note_away(home: Path) -> None:
-    """Unless another server has left its own meanwhile."""
-    with suppress(OSError, ValueError, AttributeError):
-        if json.loads((home / NOTE).read_text("utf-8")).get("pid") == os.getpid():
-            (home / NOTE).unlink()
+    """This process's own; those of other servers stay."""
+    with suppress(OSError):
+        _own_note(home).unlink()
 
 
 def noted_url(home: Path) -> str | None:
-    """What the last server of this home left; it may have ended since, without taking it away."""
+    """Of the server that began last among those whose process lives."""
+    living = [(_written_at(note), note) for note in home.glob(_NOTES) if _is_of_living(note)]
+    for _, note in sorted(living, reverse=True):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return str(json.loads(note.read_text("utf-8"))["url"])
+    return None
+
+
+def _own_note(home: Path) -> Path:
+    return home / f"server-{os.getpid()}.json"
+
+
+def _written_at(note: Path) -> float:
+    """Seconds since the epoch; 0 where it has gone meanwhile."""
     try:
-        return str(json.loads((home / NOTE).read_text("utf-8"))["url"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+        return note.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_of_living(note: Path) -> bool:
+    """Whether the process that wrote it lives: not one that got the same number later."""
+    try:
+        begun_at = psutil.Process(int(note.stem.removeprefix("server-"))).create_time()
+    except psutil.AccessDenied:
+        return True
+    except (ValueError, psutil.Error):
+        return False
+    return begun_at <= _written_at(note) + _CLOCK_SLACK_S
 
 
 def end_with_starter() -> None:

@@ -21,7 +21,29 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code of one command: 0 done, 1 refused, 2 wrongly asked, 130 stopped."""
+    """The exit code of one command: 0 done, 1 refused, 2 wrongly asked, 130 stopped, 141 nobody reads on (`| head`)."""
+    try:
+        try:
+            return _done(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_stdout_closed():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+        return 141
+
+
+def _is_stdout_closed() -> bool:
+    """Another pipe may have broken. What could not be written before is lost, so that a line more has to be tried."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        return True
+    return False
+
+
+def _done(argv: Sequence[str]) -> int:
     try:
         arguments = parser().parse_args(argv)
         flags = {} if arguments.home is None else settings_module.read_flags(["--home", arguments.home])

@@ -5,6 +5,7 @@ that was given to Fireside is kept by `hub_token.py`.
 """
 
 import errno
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,9 @@ from app.errors import AppError
 
 if TYPE_CHECKING:
     import httpx2
+
+# Each of its tries again is a line there; what came of them all is told once, in `hub_errors`.
+logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers after which the same question may be asked again
 

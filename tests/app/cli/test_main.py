@@ -1,6 +1,9 @@
 """The commands of the terminal: found by their words, told in words."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,34 @@ def test_a_wrong_setting_is_told_and_ends_with_2(tmp_path: Path, capsys: pytest.
     (tmp_path / "settings.yaml").write_text("port: many\n")
     assert run(tmp_path, "models", "list") == 2
     assert "`port`" in capsys.readouterr().err
+
+
+def test_a_command_whose_reader_has_gone_ends_quietly(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys; from app.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    for words, codes in ((["models", "list", "--home", str(tmp_path)], {141}), (["--help"], {0, 141})):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            cwd=Path(__file__).parents[3],
+            text=True,
+            check=False,
+        )
+        assert not ended.stderr and ended.returncode in codes
+    os.close(write)
+
+
+def test_a_search_without_a_network_is_told_once(tmp_path: Path) -> None:
+    code = "import sys; from app.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "models", "search", "qwen", "--home", str(tmp_path)],
+        env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"},
+        capture_output=True,
+        cwd=Path(__file__).parents[3],
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1 and "could not be reached" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1

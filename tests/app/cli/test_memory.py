@@ -140,6 +140,29 @@ def test_a_server_that_was_started_for_a_chat_ends_with_it() -> None:
         assert started.wait(timeout=60) == -signal.SIGTERM
 
 
+def test_of_two_servers_on_one_home_the_newest_that_lives_is_found(tmp_path: Path) -> None:
+    code = "import pathlib, sys; from app.running import leave_note; leave_note(pathlib.Path(sys.argv[1]), sys.argv[2])"
+    root = Path(__file__).parents[3]
+
+    def other(url: str, then: str) -> "subprocess.Popen[bytes]":
+        words = [sys.executable, "-c", f"{code}; print(1, flush=True); {then}", str(tmp_path), url]
+        return subprocess.Popen(words, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    with other("http://first", "sys.stdin.read()") as first:
+        assert first.stdout is not None and first.stdout.readline()
+        leave_note(tmp_path, "http://second")
+        assert noted_url(tmp_path) == "http://second"
+        take_note_away(tmp_path)
+        assert noted_url(tmp_path) == "http://first"
+        with other("http://third", "pass") as third:
+            third.wait()
+        assert noted_url(tmp_path) == "http://first", "the note of one that died is passed over"
+        first.kill()
+    assert noted_url(tmp_path) is None
+    leave_note(tmp_path, "http://fourth")
+    assert len(list(tmp_path.glob("server-*"))) == 1, "notes of the dead are cleared away"
+
+
 def test_without_a_server_the_way_to_one_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     leave_note(tmp_path, "http://127.0.0.1:9")
     assert cli.main(["models", "unload", "--home", str(tmp_path)]) == 1
