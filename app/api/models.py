@@ -1,14 +1,19 @@
 """GET /v1/models, /v1/models/{id}: what is on the shelf. Instant: never waits for a load, never reads a disk.
 
-/models is the same list in the words of llama.cpp's router too; what other servers call it is in discovery.py.
+/models is the same list in the words of llama.cpp's router too; what other servers call it is in discovery.py. Who says
+which `anthropic-version` it speaks gets Anthropic's own shape.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from datetime import UTC, datetime
+from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse
 
-from app.api.errors import echo
+from app.api.body import invalid, read_query
+from app.api.errors import anthropic_body, echo
 from app.errors import AppError
 from app.models.downloads import Download
 from engine.types import MemoryReport
@@ -129,7 +134,9 @@ def models_router(shelf: Shelf, downloading: Downloading) -> APIRouter:
 
     @router.get("/v1/models")
     @router.get("/models", include_in_schema=False)
-    async def list_models() -> dict[str, Any]:
+    async def list_models(request: Request) -> Any:
+        if _speaks_anthropic(request):
+            return _for_anthropic(lambda: _page(shelf.cards(), read_query(request, PageQuery)))
         under_way = {download.name: download for download in downloading() if download.is_under_way}
         items = [_item(card) for card in shelf.cards()]
         for item in items:
@@ -139,10 +146,66 @@ def models_router(shelf: Shelf, downloading: Downloading) -> APIRouter:
 
     @router.get("/v1/models/{model_id:path}")
     @router.get("/models/{model_id:path}", include_in_schema=False)
-    async def one_model(model_id: str) -> dict[str, Any]:
+    async def one_model(request: Request, model_id: str) -> Any:
+        if _speaks_anthropic(request):
+            return _for_anthropic(lambda: _described(card_of(shelf, model_id)))
         return _item(card_of(shelf, model_id))
 
     return router
+
+
+class PageQuery(BaseModel):
+    """Of Anthropic's list: at most one of the two ids."""
+
+    limit: Annotated[int, Field(ge=1, le=1000)] = 20
+    after_id: str | None = None
+    before_id: str | None = None
+
+
+def _speaks_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _for_anthropic(answer: Callable[[], dict[str, Any]]) -> Response:
+    """The refusal has Anthropic's shape too."""
+    try:
+        return JSONResponse(answer())
+    except AppError as error:
+        return JSONResponse(anthropic_body(error), error.status, {"x-should-retry": "false"})
+
+
+def _page(cards: Sequence[ModelCard], asked: PageQuery) -> dict[str, Any]:
+    """Raises AppError (400)."""
+    if asked.after_id and asked.before_id:
+        raise invalid("before_id", "not together with `after_id`.")
+    ids = [card.id for card in cards]
+    for name in ("after_id", "before_id"):
+        place = getattr(asked, name)
+        if place and place not in ids:
+            raise invalid(name, f"there is no model {echo(place)} here.")
+    if asked.before_id:
+        left = cards[: ids.index(asked.before_id)]
+        shown = left[-asked.limit :]
+    else:
+        left = cards[ids.index(asked.after_id) + 1 if asked.after_id else 0 :]
+        shown = left[: asked.limit]
+    return {
+        "data": [_described(card) for card in shown],
+        "has_more": len(shown) < len(left),
+        "first_id": shown[0].id if shown else None,
+        "last_id": shown[-1].id if shown else None,
+    }
+
+
+def _described(card: ModelCard) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "created_at": datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": card.max_model_len or card.context_length,
+    }
 
 
 def card_of(shelf: Shelf, name: str) -> ModelCard:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic.types import ModelInfo
 
 from app.api.anthropic_wire import MessagesBody
 from app.api.dialect import Answer
@@ -189,6 +190,51 @@ async def test_what_cannot_be_served_is_an_error_of_anthropics_shape(
     assert said["error"]["type"] == ("not_found_error" if "model" in body else "invalid_request_error")
     assert words in said["error"]["message"] and len(said["error"]["message"]) < 500
     assert_no_leak(said["error"]["message"])
+
+
+# Models
+
+
+async def models(house: House, path: str = "", **query: Any) -> Any:
+    return await house.ask("GET", f"/v1/models{path}", headers={"anthropic-version": "2023-06-01"}, params=query)
+
+
+async def test_models_have_anthropics_shape_for_who_speaks_it(house: House) -> None:
+    said = (await models(house)).json()
+    assert [item["id"] for item in said["data"]] == ["fake-model", "owner/other-4bit"]
+    assert (said["has_more"], said["first_id"], said["last_id"]) == (False, "fake-model", "owner/other-4bit")
+    for item in said["data"]:
+        read = ModelInfo.model_validate(item)
+        assert (read.type, read.display_name, read.created_at.tzinfo is not None) == ("model", item["id"], True)
+    assert said["data"][1] == (await models(house, "/owner/other-4bit")).json()
+    assert (await house.ask("GET", "/v1/models")).json()["object"] == "list"
+
+
+async def test_models_come_in_pages(house: House) -> None:
+    first = (await models(house, limit=1)).json()
+    assert ([item["id"] for item in first["data"]], first["has_more"]) == (["fake-model"], True)
+    second = (await models(house, limit=1, after_id=first["last_id"])).json()
+    assert ([item["id"] for item in second["data"]], second["has_more"]) == (["owner/other-4bit"], False)
+    assert (await models(house, before_id="owner/other-4bit")).json()["data"] == first["data"]
+    end = (await models(house, after_id="owner/other-4bit")).json()
+    assert end == {"data": [], "has_more": False, "first_id": None, "last_id": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "words"),
+    [
+        ("/nope", {}, 404, "nope"),
+        ("", {"limit": 0}, 400, "limit"),
+        ("", {"after_id": "nope"}, 400, "after_id"),
+        ("", {"after_id": "fake-model", "before_id": "fake-model"}, 400, "before_id"),
+    ],
+)
+async def test_refusals_about_models_have_anthropics_shape(
+    house: House, path: str, query: Any, status: int, words: str
+) -> None:
+    reply = await models(house, path, **query)
+    assert reply.status_code == status and reply.json()["type"] == "error"
+    assert words in reply.json()["error"]["message"]
 
 
 # Answers
