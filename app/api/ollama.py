@@ -60,7 +60,10 @@ def ollama_router(service: ChatService, shelf: Shelf) -> APIRouter:
     @router.post("/show", openapi_extra=body_schema(ShowBody))
     async def show(request: Request) -> dict[str, Any]:
         body = await read_body(request, ShowBody)
-        return _shown(card_of(shelf, plain_name(body.model or body.name)))
+        name = plain_name(body.model or body.name)
+        if not name:
+            raise AppError(400, "missing_field", "`model` is missing.", hint="GET /api/tags lists them.", param="model")
+        return _shown(card_of(shelf, name))
 
     @router.post("/chat", openapi_extra=body_schema(ChatBody))
     async def chat(request: Request) -> Response:

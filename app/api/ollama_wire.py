@@ -52,6 +52,8 @@ class OllamaBody(BaseModel):
     options: OptionsBody | None = None
     think: Think = None
     keep_alive: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     @property
     def wants_stream(self) -> bool:
@@ -63,6 +65,7 @@ class OllamaBody(BaseModel):
 
     def sampling(self) -> SamplingOptions:
         """Raises AppError (400)."""
+        self._refuse_logprobs()
         options = self.options or OptionsBody()
         temperature, top_p = greedy_at_zero(options.temperature, options.top_p)
         return SamplingOptions(
@@ -79,6 +82,17 @@ class OllamaBody(BaseModel):
             grammar=self._grammar(),
             grammar_param="format",
         )
+
+    def _refuse_logprobs(self) -> None:
+        for name in ("logprobs", "top_logprobs"):
+            if getattr(self, name):
+                raise AppError(
+                    400,
+                    "unsupported_parameter",
+                    f"`{name}` is not supported here.",
+                    hint="Leave it out, or ask /v1/chat/completions, which has them.",
+                    param=name,
+                )
 
     def _grammar(self) -> GrammarSpec | None:
         if self.format is None or self.format == "":

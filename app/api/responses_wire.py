@@ -60,6 +60,7 @@ class ResponsesBody(BaseModel):
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     background: bool | None = None
+    truncation: str | None = None
     stream: bool | None = None
 
     def request(self, request_id: str) -> ChatRequest:
@@ -113,6 +114,9 @@ class ResponsesBody(BaseModel):
                 )
         if self.background:
             raise invalid("background", "an answer is given at once here; leave it out.")
+        if self.truncation not in (None, "disabled"):
+            why = "an input that is too long is refused here, not cut" if self.truncation == "auto" else "no such way"
+            raise invalid("truncation", f"{why}; got {echo(self.truncation)}. Send disabled, or leave it out.")
 
     def _instructions(self) -> Iterator[Message]:
         if self.instructions:

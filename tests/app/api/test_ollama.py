@@ -140,7 +140,10 @@ def test_generate_is_a_turn_or_a_raw_text_or_a_gap() -> None:
         ("generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         ("generate", {"prompt": "x", "context": [1, 2]}, "context"),
         ("generate", {"prompt": "x", "images": ["aGk="]}, "images"),
+        ("chat", {"messages": [USER], "logprobs": True}, "`logprobs` is not supported"),
+        ("generate", {"prompt": "x", "logprobs": True, "top_logprobs": 2}, "`logprobs` is not supported"),
         ("show", {"model": 3}, "model"),
+        ("show", {}, "`model` is missing"),
         ("nope", {}, "/api/nope"),
     ],
 )

@@ -122,6 +122,9 @@ def test_tools_choices_effort_and_form() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"truncation": 3}, "truncation"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": "hot"}, "temperature"),
@@ -155,7 +158,7 @@ async def test_nulls_and_fields_of_the_client_alone_change_nothing(house: House)
     empty = {
         name: None for name in ("instructions", "tools", "tool_choice", "text", "reasoning", "metadata", "include")
     }
-    for fields in (empty, {"store": True, "user": "u", "prompt_cache_key": "k", "truncation": "auto", "include": []}):
+    for fields in (empty, {"store": True, "user": "u", "prompt_cache_key": "k", "truncation": "disabled", "include": []}):
         assert (await send(house, **fields)).status_code == 200
     assert error_of(await send(house, model="nope"), 404)["code"] == "model_not_found"
 
