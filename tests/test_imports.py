@@ -24,7 +24,7 @@ TORCH_FREE = (
         "engine.pace",
     ),
     *("engine.model.spec", "engine.model.config_reader", "engine.model.rope_config", "engine.model.architectures"),
-    *("engine.quant.stated", "engine.weights.held", "engine.memory", "engine.forecast"),
+    *("engine.quant.stated", "engine.weights.held", "engine.weights.modules", "engine.memory", "engine.forecast"),
     *("engine.checks", "engine.sequence", "engine.compiling", "engine.scheduler"),
     *("engine.engine", "engine.process", "engine.client"),
 )

@@ -12,7 +12,7 @@ from app.models.machine import Memory, card, computer, empty_card
 from app.models.manifest import Verdict
 from app.models.outline import Outline, outline_of_folder, outline_of_repo
 from app.models.search import search
-from app.models.shelf import ModelShelf
+from app.models.shelf import ModelShelf, whole_folder
 from app.settings import Settings
 from engine.config import EngineConfig
 
@@ -62,7 +62,7 @@ class Library:
         if not folder.is_dir():
             hint = f"`python launch.py models pull {entry.id}` makes it."
             raise AppError(404, "not_downloaded", f"{entry.id} is prepared by Fireside and not here yet.", hint=hint)
-        return outline_of_folder(folder)
+        return outline_of_folder(whole_folder(folder))
 
     # --- downloads
 

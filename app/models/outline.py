@@ -58,13 +58,17 @@ class Outline:
 
 def outline_of_folder(folder: Path) -> Outline:
     """Raises AppError for what is no model, or none that can be loaded."""
+    from app.models.belongs import strangers
 
     def read(name: str, first: int, last: int | None) -> bytes:
         with (folder / name).open("rb") as file:
             file.seek(first)
             return file.read() if last is None else file.read(last + 1 - first)
 
-    return _outline(folder.name, _Files([path.name for path in folder.iterdir() if path.is_file()], read))
+    found = _outline(folder.name, _Files([path.name for path in folder.iterdir() if path.is_file()], read))
+    if faults := strangers(found):
+        raise _broken(folder.name, f"its files do not belong together: {faults}")
+    return found
 
 
 def outline_of_repo(repo: str, revision: str | None = None, token: str | None = None) -> Outline:

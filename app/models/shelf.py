@@ -75,7 +75,7 @@ class ModelShelf:
         if found in self._catalog.entries:
             raise AppError(409, "already_there", f"{name} is in the catalogue as {found.id}.", param="model")
         if found.folder is not None:
-            outline, keys = outline_of_folder(found.folder), dict[str, Any](folder=str(found.folder))
+            outline, keys = outline_of_folder(whole_folder(found.folder)), dict[str, Any](folder=str(found.folder))
         else:
             assert found.repo is not None
             outline, keys = self._ask(found.repo)
@@ -140,7 +140,7 @@ class ModelShelf:
             return ensure_embedded(Form(entry.id), self._models_dir, on_progress)
         if entry.repo is not None:
             return self._fetch(entry, entry.repo, on_progress)
-        return _own_folder(self.folder(entry))
+        return whole_folder(self.folder(entry))
 
     def verify(self, entry: CatalogEntry) -> dict[str, Verdict]:
         """File -> verified, unverified, damaged or missing. Reads every byte. Raises AppError where it is not here."""
@@ -216,7 +216,8 @@ def _lengths(folder: Path) -> dict[str, Verdict]:
     return found | {fault.split(" ", 1)[0]: "missing" if "is missing" in fault else "damaged" for fault in faults}
 
 
-def _own_folder(folder: Path) -> Path:
+def whole_folder(folder: Path) -> Path:
+    """Itself. Raises AppError with what is missing or cut."""
     faults = problems(folder)
     if faults:
         raise AppError(400, "bad_checkpoint", f"{folder} is no whole model: {'; '.join(faults)}. {_AGAIN}")

@@ -4,14 +4,15 @@ Numbers are of the size that trained ones have, so that activations stay finite 
 are those of the files, so that a load does what it does with a real checkpoint.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
 import torch
 
 from engine.errors import BadCheckpoint
-from engine.model.spec import AttentionSpec, FfnSpec, ModelSpec, MoeSpec
+from engine.model.spec import ModelSpec, MoeSpec
+from engine.weights.modules import modules
 
 GROUP_SIZE = 128
 _CODES_STD = {"gptq": 4.2, "awq": 4.6}  # of 4-bit codes: see `_about_8`; uniform
@@ -76,7 +77,7 @@ class DummyReader:
             if layer.attention.qk_norm:
                 for norm in ("q_norm", "k_norm"):
                     self._norm(f"{prefix}self_attn.{norm}", layer.attention.head_dim, spec)
-            for name, num_outputs, num_inputs, has_bias in _modules(spec, layer.attention, layer.ffn):
+            for name, num_outputs, num_inputs, has_bias in modules(spec, layer.attention, layer.ffn):
                 is_router = name == names.router and isinstance(layer.ffn, MoeSpec)
                 (self._dense_module if is_router else module)(prefix + name, num_outputs, num_inputs)
                 if has_bias:
@@ -136,26 +137,3 @@ def _about_8(words: torch.Tensor) -> torch.Tensor:
     some_bit = words | words >> 1
     some_bit |= some_bit >> 2
     return words | (~some_bit & 0x11111111) << 3
-
-
-def _modules(spec: ModelSpec, attention: AttentionSpec, ffn: FfnSpec | MoeSpec) -> Iterator[tuple[str, int, int, bool]]:
-    """Name, outputs, inputs and whether there is a bias, of each linear module of a layer."""
-    names, hidden = spec.names, spec.hidden_size
-    of_queries, of_keys = (heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads))
-    sizes = (of_queries, of_keys, of_keys) if len(names.qkv) == 3 else (of_queries + 2 * of_keys,)
-    yield from ((name, size, hidden, attention.qkv_bias) for name, size in zip(names.qkv, sizes, strict=True))
-    yield names.out, hidden, of_queries, attention.out_bias
-    if isinstance(ffn, FfnSpec):
-        yield from _gated(ffn, hidden, names.gate_up, names.down)
-        return
-    yield names.router, ffn.num_experts, hidden, False
-    for index in range(ffn.num_experts):
-        place = f"{names.experts}.{index}."
-        gate_up = tuple(place + name for name in names.expert_gate_up)
-        yield from _gated(ffn.expert, hidden, gate_up, place + names.expert_down)
-
-
-def _gated(ffn: FfnSpec, hidden: int, gate_up: tuple[str, ...], down: str) -> Iterator[tuple[str, int, int, bool]]:
-    for name in gate_up:
-        yield name, 2 * ffn.intermediate_size // len(gate_up), hidden, ffn.bias
-    yield down, hidden, ffn.intermediate_size, ffn.bias

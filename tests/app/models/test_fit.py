@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.forecast import forecast
 from engine.loading import load_runner
 from tests.app.models.fake_hub import FakeHub, led_here, running
-from tests.checkpoints import FORMATS, tiny_checkpoint
+from tests.checkpoints import FAMILIES, FORMATS, tiny_checkpoint
 
 REPO = "org/tiny"
 CARD = Memory("cuda", "a card", 24 * 2**30, 24 * 2**30)
@@ -117,6 +117,12 @@ def test_what_is_no_model_is_told_with_its_file(tmp_path: Path, spoil: object, w
     spoil(tmp_path)  # type: ignore[operator]
     with pytest.raises(AppError, match=words):
         outline_of_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("family", "fmt"), [*((f, "dense") for f in FAMILIES), *(("qwen3", f) for f in FORMATS)])
+def test_what_a_family_and_a_format_have_belongs_together(tmp_path: Path, family: str, fmt: str) -> None:
+    tiny_checkpoint(tmp_path, family, fmt)
+    assert outline_of_folder(tmp_path).names
 
 
 def test_an_8b_model_in_4_bits_fits_a_card_of_24_gb_with_its_whole_context() -> None:

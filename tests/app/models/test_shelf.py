@@ -1,11 +1,14 @@
 """The shelf: each kind of entry comes to lie in its folder by its own way."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from app import settings
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
+from app.models.library import Library
 from app.models.shelf import ModelShelf
 from tests.app.models.fake_hub import FakeHub, led_here, running
 from tests.app.models.test_store import WEIGHTS
@@ -69,6 +72,7 @@ def test_a_folder_is_added_under_a_name_and_taken_out_without_being_touched(shel
     own = tmp_path / "models.yaml"
     own.write_text("# mine\nother:\n  repo: a/b # why\n", encoding="utf-8")
     tiny_checkpoint(tmp_path / "Tiny Model", "qwen3", "awq_gemm")
+    (tmp_path / "Tiny Model" / "tokenizer.json").write_text("{}")
     shelf = ModelShelf(tmp_path / "models")
     added = shelf.add(str(tmp_path / "Tiny Model"))
     assert (added.id, added.folder, added.format, added.context_length) == (
@@ -90,6 +94,7 @@ def test_an_id_that_cannot_be_leaves_the_users_file_as_it_was(tmp_path: Path, ba
     own = tmp_path / "models.yaml"
     own.write_text("other:\n  repo: a/b\n", encoding="utf-8")
     tiny_checkpoint(tmp_path / "tiny", "llama")
+    (tmp_path / "tiny" / "tokenizer.json").write_text("{}")
     with pytest.raises(AppError):
         ModelShelf(tmp_path / "models").add(str(tmp_path / "tiny"), bad_id)
     assert own.read_text(encoding="utf-8") == "other:\n  repo: a/b\n"
@@ -104,3 +109,34 @@ def test_a_repository_is_added_with_what_the_hub_says_of_it(tmp_path: Path, monk
         added = ModelShelf(tmp_path / "models").add("Org/Tiny-GPTQ")
     assert (added.id, added.format, added.licence, added.context_length) == ("tiny-gptq", "gptq", "mit", 256)
     assert added.size_bytes == pytest.approx(sum(map(len, files.values())), abs=1e6)
+
+
+@pytest.mark.parametrize("fmt", ["dense", "gptq"])
+@pytest.mark.parametrize("key", ["hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers"])
+def test_a_folder_whose_tensors_are_not_its_configs_is_neither_added_nor_judged(
+    tmp_path: Path, fmt: str, key: str
+) -> None:
+    folder = tmp_path / "tiny"
+    tiny_checkpoint(folder, "llama", fmt)
+    (folder / "tokenizer.json").write_text("{}")
+    config = json.loads((folder / "config.json").read_text())
+    config[key] = config[key] + (32 if key != "num_hidden_layers" else 1)
+    (folder / "config.json").write_text(json.dumps(config))
+    library = Library(settings.load({"home": tmp_path / "home"}, {}))
+    for ask in (library.add, library.fit):
+        with pytest.raises(AppError, match="do not belong together") as refused:
+            ask(str(folder))
+        assert refused.value.code == "bad_checkpoint"
+
+
+def test_a_folder_that_is_cut_or_lacks_its_tokenizer_is_neither_added_nor_judged(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    tiny_checkpoint(folder, "llama")
+    library = Library(settings.load({"home": tmp_path / "home"}, {}))
+    for words in ("tokenizer.json is missing", "its header says"):
+        for ask in (library.add, library.fit):
+            with pytest.raises(AppError, match=words):
+                ask(str(folder))
+        (folder / "tokenizer.json").write_text("{}")
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-10])
