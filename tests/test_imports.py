@@ -48,7 +48,7 @@ _TORCH_HALF = (
 _WORDS = ("engine.types", "engine.errors")
 _FORECAST = (
     *("engine.model.architectures", "engine.model.spec", "engine.quant.stated", "engine.memory"),
-    "engine.forecast",
+    *("engine.weights.modules", "engine.forecast"),
 )
 _BELOW = ("app.errors", "app.settings", "app.background", "app.running")
 
