@@ -61,15 +61,16 @@ def _check_token_ids(params: SamplingParams, info: ModelInfo) -> None:
                 raise BadRequest(
                     f"{name} has token id {token_id}, outside this model's vocabulary of {info.vocab_size}."
                 )
-    if not (params.allowed_token_ids or params.banned_token_ids):
+    given = " and ".join(name for name in ("allowed_token_ids", "banned_token_ids") if getattr(params, name))
+    if not given:
         return
     if params.grammar is not None:
-        raise BadRequest("allowed_token_ids and banned_token_ids cannot be combined with a grammar.")
+        raise BadRequest(f"{given} cannot be combined with a grammar.")
     allowed = set(params.allowed_token_ids or range(info.vocab_size)) - set(params.banned_token_ids)
     if params.min_tokens:
         allowed -= set(stop_ids(params, info.eos_token_ids))
     if not allowed:
-        raise BadRequest("allowed_token_ids and banned_token_ids leave no token that may come first.")
+        raise BadRequest(f"{given} leave no token that may come first.")
 
 
 def stop_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> frozenset[int]:

@@ -112,9 +112,31 @@ def _detokenizer(text: ModelText, options: SamplingOptions, tags: Sequence[str])
 
 
 def _params(text: ModelText, options: SamplingOptions, model: LoadedModel, *, reports: bool) -> SamplingParams:
-    """Where there is a grammar, the first report says that it is one."""
+    """Where there is a grammar, the first report says that it is one. Raises AppError (400)."""
+    _check_ids(options, model.info.vocab_size)
     params = text.sampling(options, model.sampling)
     return replace(params, reports_progress=True) if reports or params.grammar is not None else params
+
+
+def _check_ids(options: SamplingOptions, vocab_size: int) -> None:
+    """The engine would refuse them too, but cannot know what the request calls them. Raises AppError (400)."""
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for token_id in getattr(options, name):
+            if not 0 <= token_id < vocab_size:
+                raise AppError(
+                    400,
+                    "invalid_token_id",
+                    f"`{name}` has token id {token_id}, outside this model's vocabulary of {vocab_size:,}.",
+                    param=name,
+                )
+    if options.allowed_token_ids and options.grammar is not None:
+        raise AppError(
+            400,
+            "unsupported_parameter",
+            f"`allowed_token_ids` cannot be kept together with `{options.grammar_param}`.",
+            hint="Leave one of them out.",
+            param="allowed_token_ids",
+        )
 
 
 def _starts_thinking(request: ChatRequest, prompt: str, tags: Tags) -> bool:

@@ -78,6 +78,26 @@ async def test_a_forced_call_that_is_cut_is_no_text_in_the_other_dialects(folder
     assert "content_block" not in told and "max_tokens" in told
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "word"),
+    [
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "99999"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "-1"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids", "-1"),
+        ({"stop_token_ids": [99999]}, "stop_token_ids", "99999"),
+        ({"allowed_token_ids": [1], "structured_outputs": {"regex": "a"}}, "allowed_token_ids", "structured_outputs"),
+        ({"allowed_token_ids": [1], "bad_words": ["a"]}, "allowed_token_ids", "bad_words"),
+    ],
+)
+@pytest.mark.parametrize("path", ["chat", "complete"])
+async def test_token_ids_that_cannot_be_kept_are_refused_by_name(
+    house: House, path: str, fields: Any, param: str, word: str
+) -> None:
+    error = error_of(await getattr(house, path)(**fields), 400)
+    assert error["param"] == param and param in error["message"] and word in error["message"]
+    assert not house.engine.submitted
+
+
 async def test_the_order_of_a_chat_stream(house: House) -> None:
     response = await house.chat(stream=True, stream_options={"include_usage": True})
     assert response.status_code == 200
