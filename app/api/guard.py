@@ -116,7 +116,12 @@ def _words_in(headers: Headers) -> list[str]:
 
 def _no_key(headers: Headers) -> AppError:
     what = "This API key is not known here." if _words_in(headers) else "This server asks for an API key."
-    return AppError(401, "invalid_api_key", what, hint="Send a key as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+    return AppError(
+        401,
+        "invalid_api_key",
+        what,
+        hint="Send a key as `Authorization: Bearer KEY`, `api-key: KEY` or `x-api-key: KEY`.",
+    )
 
 
 def _with_headers(send: Send, extra: Callable[[], Mapping[str, str]]) -> Send:

@@ -72,6 +72,7 @@ async def test_without_a_right_key_every_route_is_a_401_in_its_dialects_shape(
         assert response.headers["access-control-allow-origin"] == "http://localhost:3"
         error = response.json()["error"]
         if path != "/api/nope":
+            assert all(f"`{name}: " in error["message"] for name in ("Authorization", "api-key", "x-api-key"))
             assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
     response = await house.ask("POST", "/v1/messages", headers=header)
     assert response.json()["type"] == "error" and response.json()["error"]["type"] == "authentication_error"
