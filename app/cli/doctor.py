@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from app.settings import Settings, version
 
 _GB = 1e9
 _LEAST_DISK_GB = 10
+_HUB_PATIENCE_S = 3.0
 _OLDEST_CAPABILITY = (8, 0)
 _PACKAGES = ("torch", "triton", "numpy", "numba", "safetensors", "tokenizers", "huggingface_hub", "fastapi", "gradio")
 _MARKS = {"ok": "ok      ", "note": "note    ", "problem": "PROBLEM "}
@@ -48,8 +50,10 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    for check in _CHECKS:
-        yield from check(settings)
+    """Side by side, so that a hub that is slow to answer costs no more than itself."""
+    with ThreadPoolExecutor(len(_CHECKS)) as pool:
+        for found in pool.map(lambda check: list(check(settings)), _CHECKS):
+            yield from found
 
 
 def _versions(settings: Settings) -> Iterator[Finding]:
@@ -159,13 +163,20 @@ def _half(models: Path) -> Iterator[Finding]:
 
 
 def _hub(settings: Settings) -> Iterator[Finding]:
-    from huggingface_hub import constants
+    import httpx2
+    from huggingface_hub import constants, get_session
 
     from app.models.hub_token import read_token
 
     if constants.HF_HUB_OFFLINE:
         fix = "Unset it to search and download."
         yield Finding("hub", "note", "HF_HUB_OFFLINE is set: nothing is downloaded", fix)
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE_S)
+    except httpx2.TransportError as error:
+        fix = "Check the network, or HF_ENDPOINT where you use a mirror. Models that are here work without it."
+        yield Finding("hub", "note", f"{constants.ENDPOINT} cannot be reached ({type(error).__name__})", fix)
         return
     token = "a token is kept" if read_token(settings.home) else "no token (only gated models need one)"
     yield Finding("hub", "ok", f"{constants.ENDPOINT}, {token}")

@@ -44,12 +44,16 @@ def _list(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _row(entry: CatalogEntry, shelf: ModelShelf, download: Download | None) -> dict[str, object]:
-    state = "ready" if shelf.state(entry).is_whole else download.state if download else ""
+    here = shelf.state(entry)
+    state = "ready" if here.is_whole else download.state if download and download.state != "ready" else ""
+    if not state and here.bytes_on_disk:
+        state = "damaged"
+    num_bytes = here.bytes_on_disk if here.is_whole else entry.size_bytes
     return {
         "id": entry.id,
         "state": state,
         "format": entry.format,
-        "gb": round(entry.size_bytes / 1e9, 1) or None,
+        "gb": round(num_bytes / 1e9, 2) or None,
         "context": entry.context_length,
         "licence": entry.licence,
     }

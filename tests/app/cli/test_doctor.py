@@ -11,12 +11,19 @@ import pytest
 
 from app.cli import doctor
 from app.cli import main as cli
+from tests.app.models.fake_hub import FakeHub, led_here, running
 
 
 def findings(home: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
     capsys.readouterr()
     cli.main(["doctor", "--json", "--home", str(home)])
     return {finding["about"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address where nobody listens: the answer comes at once."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
 
 
 @pytest.fixture
@@ -86,3 +93,11 @@ def test_a_card_that_cannot_be_used_is_a_problem(
     monkeypatch.setattr(doctor.sys, "platform", "linux")
     problems = {finding.about for finding in doctor._gpu(None) if finding.state == "problem"}  # type: ignore[arg-type]
     assert problems == {about, "C compiler"}
+
+
+def test_the_hub_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = findings(tmp_path, capsys)["hub"]
+    assert hub["state"] == "note" and "http://127.0.0.1:9 cannot be reached" in hub["found"] and hub["fix"]
+    with running(FakeHub()) as there:
+        led_here(there, monkeypatch)
+        assert findings(tmp_path, capsys)["hub"]["state"] == "ok"

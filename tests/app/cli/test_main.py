@@ -10,6 +10,7 @@ import pytest
 
 import launch
 from app.cli import main as cli
+from tests.checkpoints import tiny_checkpoint
 
 
 def run(home: Path, *words: str) -> int:
@@ -29,6 +30,20 @@ def test_the_list_has_every_model_of_the_catalogue_and_says_what_is_here(
     assert run(tmp_path, "models", "list") == 0
     printed = capsys.readouterr().out
     assert [name for name in rows if name not in printed] == []
+
+
+def test_the_list_tells_a_damaged_folder_and_the_size_of_what_is_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("whole", "cut"):
+        tiny_checkpoint(tmp_path / name, "llama")
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"padding": "x" * 30_000_000}))
+    (tmp_path / "cut" / "config.json").unlink()
+    blocks = (f"{name}:\n  folder: {tmp_path / name}\n" for name in ("whole", "cut", "gone"))
+    (tmp_path / "models.yaml").write_text("".join(blocks))
+    assert run(tmp_path, "models", "list", "--json") == 0
+    rows = {row["id"]: (row["state"], row["gb"]) for row in json.loads(capsys.readouterr().out)}
+    assert [rows["whole"], rows["cut"], rows["gone"]] == [("ready", 0.03), ("damaged", None), ("", None)]
 
 
 def test_a_broken_catalogue_of_the_users_is_told_and_ends_with_1(
