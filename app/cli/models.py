@@ -45,7 +45,7 @@ def _list(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def _row(entry: CatalogEntry, shelf: ModelShelf, download: Download | None) -> dict[str, object]:
     here = shelf.state(entry)
-    state = "ready" if here.is_whole else download.state if download and download.state != "ready" else ""
+    state: str = "ready" if here.is_whole else download.state if download and download.state != "ready" else ""
     if not state and here.bytes_on_disk:
         state = "damaged"
     num_bytes = here.bytes_on_disk if here.is_whole else entry.size_bytes
