@@ -1,5 +1,6 @@
 """Search, fit and downloads over HTTP, against a hub of our own."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -95,6 +96,7 @@ class Client:
             (found,) = (await self("GET", "/models/downloads")).json()["data"]
             if found["state"] == state:
                 return dict(found)
+            await asyncio.sleep(0.02)  # or the threads that download hardly run
         raise AssertionError(f"it never was {state}: {found}")
 
 
@@ -175,7 +177,7 @@ async def test_a_model_is_fetched_and_deleted_in_the_routers_words(client: Clien
 
 
 async def test_a_download_is_in_the_list_and_the_events_in_the_routers_words(client: Client, hub: FakeHub) -> None:
-    hub.pause_s = 0.05
+    hub.pause_s = 0.5  # it cannot end while it is looked at
     await client("POST", "/models", json={"model": REPO})
     begun = time.monotonic()
     while True:
@@ -183,6 +185,7 @@ async def test_a_download_is_in_the_list_and_the_events_in_the_routers_words(cli
         if item["status"].get("progress"):
             break
         assert time.monotonic() - begun < 30
+        await asyncio.sleep(0.02)
     assert item["status"]["value"] == "downloading"
     assert item["status"]["progress"]["model.safetensors"]["total"] == len(hub.files[REPO]["model.safetensors"])
     events = loading._events(client.shelf, client.library.known_downloads)
