@@ -91,7 +91,7 @@ class Door:
         if not self._host_is_allowed(_host_name(host)):
             return _wrong_host(host)
         origin = headers.get("origin")
-        if origin is None or self._readable_origin(headers) is not None or _is_own(origin, host):
+        if origin is None or self._readable_origin(headers) is not None or is_own(origin, host):
             return None
         return _wrong_origin(headers)
 
@@ -157,7 +157,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _is_own(origin: str, host: str) -> bool:
+def is_own(origin: str, host: str) -> bool:
     """A page that we served ourselves, under whatever name."""
     return bool(host) and origin.partition("://")[2] == host
 

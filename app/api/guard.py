@@ -11,6 +11,7 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.door import is_own
 from app.api.errors import error_response
 from app.api.keys import ApiKey, Keyring
 from app.api.limits import Limits, caller
@@ -69,19 +70,27 @@ class Guard:
             await self._app(scope, receive, send)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, path = Headers(scope=scope), scope["path"]
-        if not self._keys or path in _OPEN or path.startswith(_OPEN_FOLDERS):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        elif path == LOGIN_PATH and scope["method"] == "POST":
+        headers, path, is_http = Headers(scope=scope), scope["path"], scope["type"] == "http"
+        key = _NOBODY if path in _OPEN or path.startswith(_OPEN_FOLDERS) else self._who_on_the_page(headers)
+        if is_http and self._keys and path == LOGIN_PATH and scope["method"] == "POST":
             await (await self._login.enter(Request(scope, receive)))(scope, receive, send)
-        elif self._login.who(headers) is not None or self._key_in(headers) is not None:
+        elif key is not None:
+            scope.setdefault("state", {})["key"] = key
             await self._app(scope, receive, send)
+        elif not is_http:
+            await send({"type": "websocket.close", "code": 1008})
         elif path == "/" and scope["method"] == "GET":
             await self._login.form()(scope, receive, send)
         else:
             await error_response(_no_key(headers), path)(scope, receive, send)
+
+    def _who_on_the_page(self, headers: Headers) -> ApiKey | None:
+        """By header or cookie; the cookie counts for our own page alone, as a browser sends it along for every port."""
+        if not self._keys:
+            return _NOBODY
+        origin = headers.get("origin")
+        is_ours = origin is None or is_own(origin, headers.get("host", ""))
+        return self._key_in(headers) or (self._login.who(headers) if is_ours else None)
 
     def _who(self, headers: Headers) -> ApiKey:
         """Raises AppError (401)."""

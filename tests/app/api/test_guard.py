@@ -7,9 +7,11 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 
 from app import settings
 from app.api import keys as keys_module
+from app.api.guard import Guard
 from app.api.keys import ApiKey, Keyring, add_key, digest_of, read_key_file
 from app.api.limits import Limits, duration
 from app.api.login import COOKIE, Login
@@ -122,6 +124,44 @@ async def test_the_page_asks_for_a_key_once_and_then_its_cookie_opens_the_page_a
         assert (await browser.post("/gradio_api/queue/join")).status_code == 200
         assert (await browser.get("/v1/models")).status_code == 401
         assert (await browser.post("/v1/chat/completions", json={"messages": [USER]})).status_code == 401
+
+
+async def test_the_page_knows_whose_cookie_it_is_and_other_ports_of_this_machine_cannot_use_it(house: House) -> None:
+    async def whose(request: Request) -> dict[str, object]:
+        return {"name": request.state.key.name, "is_admin": request.state.key.is_admin}
+
+    house.app.add_api_route("/ui/whose", whose, methods=["GET", "POST"])
+    async with house.client() as browser:
+        own = {"origin": "http://localhost:8000"}
+        await browser.post("/ui/login", data={"key": ADMIN_WORDS})
+        boss = {"name": "boss", "is_admin": True}
+        assert (await browser.post("/ui/whose", headers=own)).json() == boss
+        assert (await browser.get("/ui/whose")).json() == boss, "a browser sends no origin with its own page's GET"
+        for origin in ("http://localhost:3000", "http://127.0.0.1:8000", "app://editor"):
+            assert (await browser.post("/ui/whose", headers={"origin": origin})).status_code == 401, origin
+        await browser.post("/ui/login", data={"key": WORDS})
+        assert (await browser.post("/ui/whose", headers=own)).json() == {"name": "laptop", "is_admin": False}
+
+
+@pytest.mark.parametrize(("origin", "is_let_in"), [("http://localhost:8000", True), ("http://localhost:3000", False)])
+async def test_a_websocket_of_our_own_page_is_let_in_by_its_cookie(origin: str, is_let_in: bool) -> None:
+    reached: list[str] = []
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        reached.append(scope["state"]["key"].name)
+
+    async def send(message: Message) -> None:
+        reached.append(message["type"])
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    guard = Guard(page, KEYS, Limits(), lambda scope: False, lambda error: None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost:8000") as browser:
+        cookie = f"{COOKIE}={(await browser.post('/ui/login', data={'key': WORDS})).cookies[COOKIE]}"
+    headers = [(b"host", b"localhost:8000"), (b"origin", origin.encode()), (b"cookie", cookie.encode())]
+    await guard({"type": "websocket", "path": "/ui/live", "headers": headers}, receive, send)
+    assert reached == (["laptop"] if is_let_in else ["websocket.close"])
 
 
 async def test_without_a_login_only_the_pages_static_files_are_open(house: House) -> None:
