@@ -58,6 +58,7 @@ MAY_IMPORT = {
     "app": (),
     "app.errors": ("engine.errors",),
     "app.chat": ("app.chat", *_BELOW, *_WORDS),
+    "app.history": ("app.history", *_BELOW),
     "app.api": ("app.api", "app.chat", "app.models", "app.history", *_BELOW, *_WORDS),
     "app.ui": ("app.ui", "app.chat", "app.models", "app.history", *_BELOW),
     "app.models": ("app.models", "app.chat.types", *_BELOW, *_WORDS, "engine.client", "engine.config", *_FORECAST),

@@ -1,0 +1,55 @@
+"""What a person types into the search box -> the chats that have it.
+
+Every word must occur, as a part of a word too, whatever its case: all in a chat's title, or all in one message.
+"""
+
+import sqlite3
+
+from app.history.rows import CHAT, chat
+from app.history.types import Found
+
+_PIECE = 3  # characters; the index finds no shorter ones
+_EXCERPT_BEFORE, _EXCERPT_AFTER = 40, 120
+
+
+def find(connection: sqlite3.Connection, query: str, limit: int) -> list[Found]:
+    """Pinned chats first, then the newest. An empty query finds nothing."""
+    words = query.casefold().split()
+    if not words:
+        return []
+    rows = connection.execute(_sql(words), [*_values(words), *words, limit]).fetchall()
+    return [_found(row, words) for row in rows]
+
+
+def _sql(words: list[str]) -> str:
+    long = any(len(word) >= _PIECE for word in words)
+    source = "words w JOIN nodes n ON n.seq = w.rowid" if long else "nodes n"
+    wanted = ["words MATCH ?"] if long else ["n.state <> 'writing'"]
+    wanted += ["instr(folded(n.text), ?) > 0" for word in words if len(word) < _PIECE]
+    in_title = " AND ".join(["instr(folded(title), ?) > 0"] * len(words))
+    return f"""
+        WITH hits AS (SELECT n.chat_id, max(n.seq) AS seq FROM {source} WHERE {" AND ".join(wanted)} GROUP BY n.chat_id)
+        SELECT {", ".join(f"c.{name} AS {name}" for name in CHAT.split(", "))}, n.id AS node_id, n.text
+        FROM chats c LEFT JOIN hits ON hits.chat_id = c.id LEFT JOIN nodes n ON n.seq = hits.seq
+        WHERE c.deleted_at IS NULL AND (n.id IS NOT NULL OR {in_title})
+        ORDER BY c.is_pinned DESC, c.updated_at DESC LIMIT ?
+    """
+
+
+def _values(words: list[str]) -> list[str]:
+    quoted = ['"' + word.replace('"', '""') + '"' for word in words if len(word) >= _PIECE]
+    return [*([" ".join(quoted)] if quoted else []), *(word for word in words if len(word) < _PIECE)]
+
+
+def _found(row: sqlite3.Row, words: list[str]) -> Found:
+    return Found(chat(row), row["node_id"], "" if row["node_id"] is None else _excerpt(row["text"], words))
+
+
+def _excerpt(text: str, words: list[str]) -> str:
+    """One line around the first of the words. `lower` and not `casefold`, which moves what stands behind an ß."""
+    lowered = text.lower()
+    places = [place for word in words if (place := lowered.find(word)) >= 0]
+    start = max(0, min(places, default=0) - _EXCERPT_BEFORE)
+    end = start + _EXCERPT_BEFORE + _EXCERPT_AFTER
+    piece = " ".join(text[start:end].split())
+    return f"{'…' if start else ''}{piece}{'…' if end < len(text) else ''}"
