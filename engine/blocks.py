@@ -79,6 +79,11 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
 
+    @property
+    def num_cached(self) -> int:
+        """Held by nobody, but found by the prefix cache."""
+        return self.num_free - len(self._free[_Worth.NOTHING])
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` positions take."""
         return -(-num_tokens // self.block_size)

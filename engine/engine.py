@@ -265,6 +265,7 @@ class Engine:
             num_requests_waiting=self._scheduler.num_waiting + len(self._desk.request_ids),
             num_blocks_total=self._pool.num_blocks,
             num_blocks_used=self._pool.num_used,
+            num_blocks_cached=self._pool.num_cached,
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             num_preemptions=counters.num_preemptions,

@@ -224,6 +224,7 @@ class DeviceMemory(NamedTuple):
 class EngineStats:
     """A snapshot for the monitor and /metrics. Counters grow from the child's start.
 
+    num_blocks_cached  held by no request, but found by the prefix cache
     steps_by_tokens  steps that computed up to so many tokens, for each of STEP_TOKEN_BOUNDS (each step counts once),
                      and last those with more
     load_s           from the child's start to its being ready
@@ -234,6 +235,7 @@ class EngineStats:
     num_requests_waiting: int = 0
     num_blocks_total: int = 0
     num_blocks_used: int = 0
+    num_blocks_cached: int = 0
     prefix_cache_queries: int = 0  # prompt tokens looked up
     prefix_cache_hits: int = 0  # of those, found
     num_preemptions: int = 0

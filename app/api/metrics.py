@@ -55,6 +55,11 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
+    def latencies(self) -> dict[str, list[tuple[float, int]]]:
+        """For people: how many first tokens came, and how many further ones, within each bound (seconds, the last one
+        infinite) and above the one before."""
+        return {"ttft": _counts(self._ttft), "inter_token": _counts(self._inter_token)}
+
     def token(self, gap_s: float) -> None:
         """One more token came, `gap_s` after the one before it in the same answer."""
         self._inter_token.observe(gap_s)
@@ -109,6 +114,14 @@ class _EngineCollector(Collector):
             yield _gauge("gpu_memory_free_bytes", "Memory of the card that is free", stats.device_memory.free_bytes)
         yield _steps_by_tokens(stats)
         yield _counter("engine_steps", "Steps of the engine", stats.num_steps)
+
+
+def _counts(histogram: Histogram) -> list[tuple[float, int]]:
+    """(upper bound, how many between the one before and it)."""
+    (metric,) = histogram.collect()
+    within = [(float(s.labels["le"]), int(s.value)) for s in metric.samples if s.name.endswith("_bucket")]
+    below = [0, *(count for _, count in within)]
+    return [(bound, count - before) for (bound, count), before in zip(within, below, strict=False)]
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

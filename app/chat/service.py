@@ -29,7 +29,7 @@ from app.chat.types import (
 )
 from app.errors import AppError, from_engine_error
 from engine.errors import EngineError
-from engine.types import FinishReason, RequestClass, RequestTimes, SamplingParams, Standing, TokenEvent
+from engine.types import ORDINARY, FinishReason, RequestClass, RequestTimes, SamplingParams, Standing, TokenEvent
 
 _log = logging.getLogger("fireside.chat")
 
@@ -38,11 +38,12 @@ MAX_COUNTED_CHARS = 4_000_000  # a second and some 150 MB
 Ending = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class TurnRecord:
     """One turn as it went; complete when it is over.
 
     model        the asked one, until it is found
+    standing     its class and priority
     grammar_param  the field of the request that asked for a grammar
     reason       abort: the caller left before the end
     error        with reason "error"
@@ -52,6 +53,7 @@ class TurnRecord:
 
     request_id: str
     model: str
+    standing: Standing = ORDINARY
     grammar_param: str | None = None
     reason: Ending = "abort"
     error: AppError | None = None
@@ -98,6 +100,11 @@ class ChatService:
         self._source = source
         self._observer = observer
         self._texts = ModelTexts()
+        self._under_way: list[TurnRecord] = []
+
+    def under_way(self) -> list[TurnRecord]:
+        """The turns of now, as far as they have come, the oldest first."""
+        return [*self._under_way]
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """The answer to a conversation. The first delta is empty and says that the request is accepted: the model is
@@ -189,7 +196,9 @@ class ChatService:
     @asynccontextmanager
     async def _turn(self, request: ChatRequest | CompletionRequest | EmbeddingRequest) -> AsyncIterator[TurnRecord]:
         """Around every turn: engine errors become app errors, and however it ends, it is counted and logged."""
-        turn = TurnRecord(request_id=request.request_id, model=request.model)
+        standing = _IN_BACKGROUND if isinstance(request, EmbeddingRequest) else request.standing
+        turn = TurnRecord(request_id=request.request_id, model=request.model, standing=standing)
+        self._under_way.append(turn)
         try:
             yield turn
         except EngineError as error:
@@ -201,6 +210,7 @@ class ChatService:
             turn.failed(AppError(500, "internal_error", type(error).__name__))
             raise
         finally:
+            self._under_way.remove(turn)
             turn.total_s = time.perf_counter() - turn.started
             if self._observer is not None:
                 self._observer.ended(turn)

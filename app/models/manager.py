@@ -202,6 +202,11 @@ class ModelManager:
         children = [each.ready.child for each in self._residents.all if each.ready and each.is_answering]
         return total_of([child.stats for child in children]) if children else None
 
+    def ready(self) -> ReadyModel | None:
+        """The model in hand, where it can answer."""
+        resident = self._find("")
+        return resident.ready if resident and resident.is_answering else None
+
     def memory(self) -> MemoryReport:
         """Of the model in hand. Raises AppError 503 where none is ready."""
         return self._child_or_refused().memory
@@ -243,15 +248,11 @@ class ModelManager:
             error=now.error,
         )
 
-    def _child(self) -> Engine | None:
-        resident = self._find("")
-        return resident.ready.child if resident and resident.ready and resident.is_answering else None
-
     def _child_or_refused(self) -> Engine:
-        child = self._child()
-        if child is None:
+        ready = self.ready()
+        if ready is None:
             raise _no_model()
-        return child
+        return ready.child
 
     def _find(self, name: str) -> Resident | None:
         return self._residents.get(self._id_of(name) if name else self._residents.in_hand)

@@ -82,6 +82,7 @@ _SUMMED = (
     "num_requests_waiting",
     "num_blocks_total",
     "num_blocks_used",
+    "num_blocks_cached",
     "prefix_cache_queries",
     "prefix_cache_hits",
     "num_preemptions",

@@ -254,3 +254,15 @@ def test_a_cut_through_more_than_fits_below_is_told_in_blocks() -> None:
     pool.allocate(2)
     pool.allocate(3)
     assert [pool.missing_below(count) for count in (6, 5, 4, 2)] == [0, 0, 1, 3]
+
+
+def test_blocks_that_nobody_holds_count_as_cached_while_the_prefix_cache_finds_them() -> None:
+    pool = BlockPool(4, 2)
+    taken = pool.allocate(3)
+    assert taken is not None
+    pool.publish(taken[0], NO_PREFIX, (1, 2))
+    assert pool.num_cached == 0, "it is held"
+    pool.free(taken)
+    assert (pool.num_free, pool.num_cached) == (4, 1)
+    assert pool.allocate(4) is not None
+    assert pool.num_cached == 0

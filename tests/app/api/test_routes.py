@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import logging
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.api.metrics import Metrics
 from engine.errors import BadRequest, EngineClosed, EngineDied, TooManyRequests
 from engine.types import EngineStats, FinishReason, GrammarKind, GrammarSpec
 from tests.app.api.answers import error_of, events, named_events
@@ -390,6 +392,14 @@ async def test_metrics_count_turns_by_their_end(folder: Path) -> None:
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
         assert await metric(house, f"fireside_{name}_count") == 2
     assert await metric(house, "fireside_request_decode_time_seconds_sum") == 8.0
+
+
+def test_latencies_for_people_count_each_token_in_one_bound() -> None:
+    metrics = Metrics(lambda: None)
+    for gap_s in (0.0005, 0.0015, 0.0016, 100.0):
+        metrics.token(gap_s)
+    counts = metrics.latencies()["inter_token"]
+    assert [(bound, count) for bound, count in counts if count] == [(0.001, 1), (0.002, 2), (math.inf, 1)]
 
 
 async def test_metrics_show_the_engines_own_numbers_and_zeros_without_one(house: House) -> None:

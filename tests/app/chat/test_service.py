@@ -400,3 +400,27 @@ async def test_calls_behind_a_control_token_are_seen(tmp_path: Path) -> None:
     calls = [piece for delta in deltas for piece in delta.tool_calls]
     assert calls[0].name == "f" and "".join(piece.arguments for piece in calls) == '{"a": 1}'
     assert (text_of(deltas), deltas[-1].finish_reason) == ("", "tool_calls")
+
+
+async def test_a_turn_can_be_seen_while_it_is_under_way_and_not_after(folder: Path) -> None:
+    gate = asyncio.Event()
+    house = House(folder, Script(token_ids=ids("Hi"), gate=gate))
+    standing = Standing(request_class=RequestClass.BATCH)
+    answering = asyncio.create_task(house.chat(standing=standing))
+    while not house.engine.running:
+        await asyncio.sleep(0)
+    (turn,) = house.service.under_way()
+    assert (turn.request_id, turn.model, turn.standing, turn.ttft_s) == ("r1", "fake-model", standing, None)
+    assert turn.prompt_tokens > 0
+    gate.set()
+    await answering
+    assert house.service.under_way() == []
+
+
+async def test_a_turn_whose_caller_left_is_no_longer_under_way(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("Hello"), pause_s=60))
+    deltas = house.service.stream(chat_request())
+    await anext(deltas)
+    assert len(house.service.under_way()) == 1
+    await deltas.aclose()
+    assert house.service.under_way() == []
