@@ -33,7 +33,7 @@ def embedded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     FIRESIDE_TEST_HOME keeps it between runs. Skips where the weights are not there and cannot be fetched.
     """
     from app.errors import AppError
-    from app.models.embedded import Form, ensure_embedded
+    from app.models.embedded.forms import Form, ensure_embedded
 
     kept = os.environ.get("FIRESIDE_TEST_HOME")
     home = Path(kept) if kept else tmp_path_factory.mktemp("home")

@@ -15,8 +15,8 @@ from app.api.models import Shelf
 from app.background import in_daemon_thread
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
-from app.models.downloads import Download
 from app.models.fit import FitReport
+from app.models.hub.downloads import Download
 
 
 class Library(Protocol):

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from app.api.body import invalid, read_query
 from app.api.errors import anthropic_body, echo
 from app.errors import AppError
-from app.models.downloads import Download
+from app.models.hub.downloads import Download
 from engine.types import MemoryReport
 
 

@@ -166,7 +166,7 @@ def _hub(settings: Settings) -> Iterator[Finding]:
     import httpx2
     from huggingface_hub import constants, get_session
 
-    from app.models.hub_token import read_token
+    from app.models.hub.token import read_token
 
     if constants.HF_HUB_OFFLINE:
         fix = "Unset it to search and download."

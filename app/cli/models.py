@@ -8,7 +8,7 @@ import sys
 from app.cli.command import Command, table
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
-from app.models.downloads import Download, Downloads
+from app.models.hub.downloads import Download, Downloads
 from app.models.library import Library
 from app.models.shelf import ModelShelf
 from app.settings import Settings
@@ -210,7 +210,7 @@ def _token_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _token(arguments: argparse.Namespace, settings: Settings) -> int:
-    from app.models.hub_token import forget_token, keep_token
+    from app.models.hub.token import forget_token, keep_token
 
     if arguments.forget:
         print("Forgotten." if forget_token(settings.home) else "No token is kept.")

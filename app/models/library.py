@@ -5,13 +5,13 @@ from typing import Any
 
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
-from app.models.downloads import Download, Downloads
 from app.models.fit import FitReport, fit
-from app.models.hub_token import forget_token, keep_token, read_token
+from app.models.hub.downloads import Download, Downloads
+from app.models.hub.manifest import Verdict
+from app.models.hub.search import search
+from app.models.hub.token import forget_token, keep_token, read_token
 from app.models.machine import Memory, card, computer, empty_card
-from app.models.manifest import Verdict
 from app.models.outline import Outline, outline_of_folder, outline_of_repo
-from app.models.search import search
 from app.models.shelf import ModelShelf, whole_folder
 from app.settings import Settings
 from engine.config import EngineConfig

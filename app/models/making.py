@@ -1,6 +1,6 @@
 """How a folder of the models folder comes to be: one maker at a time, whole or not at all, space looked at first.
 
-Used by embedded (which converts) and download (which fetches).
+Used by `embedded` (which converts), `hub` (which fetches) and `quantize.py`.
 """
 
 import os

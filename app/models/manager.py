@@ -1,6 +1,6 @@
 """ModelManager: which model a name means, who may have it, and how all of them are: the house's face to API and page.
 
-How models come into memory and leave it is in residents.py.
+How models come into memory and leave it is in `memory`.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from pathlib import Path
 from app.background import in_daemon_thread
 from app.errors import AppError, from_engine_error
 from app.models.catalog import CatalogEntry
-from app.models.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, ending
-from app.models.residents import LOOK_EVERY_S, Residents
-from app.models.room import Needs, needed_bytes
+from app.models.memory.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, ending
+from app.models.memory.residents import LOOK_EVERY_S, Residents
+from app.models.memory.room import Needs, needed_bytes
 from app.models.status import ModelCard, ModelStatus, listed, total_of
 from app.settings import Settings
 from engine.errors import EngineError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.errors import AppError, from_engine_error
-from app.models.hub import hub_errors, list_repo, opened
+from app.models.hub.repository import hub_errors, list_repo, opened
 from engine.errors import EngineError
 from engine.model.architectures import read_spec
 from engine.model.spec import ModelSpec

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from filelock import FileLock
 
-from app.models.manifest import write_durably
+from app.models.hub.manifest import write_durably
 
 
 def id_for(name: str) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import AppError
 from app.models.catalog import Catalog, CatalogEntry
-from app.models.download_report import Report
+from app.models.hub.manifest import Verdict, growing_folder, record_file
+from app.models.hub.report import Report
 from app.models.making import Progress, sole_maker
-from app.models.manifest import Verdict, growing_folder, record_file
 from app.models.own_catalog import add_block, id_for, remove_block
 from app.models.store import bytes_on_disk, is_whole, problems
 
@@ -95,9 +95,9 @@ class ModelShelf:
 
     def _ask(self, repo: str) -> tuple["Outline", dict[str, Any]]:
         """What a repository is, and the keys of its block."""
-        from app.models.download import wanted_files
-        from app.models.hub import hub_errors, list_repo
-        from app.models.hub_token import read_token
+        from app.models.hub.download import wanted_files
+        from app.models.hub.repository import hub_errors, list_repo
+        from app.models.hub.token import read_token
         from app.models.outline import outline_of_repo
 
         token = read_token(self._models_dir.parent)
@@ -135,7 +135,7 @@ class ModelShelf:
         Raises   AppError; and whatever `on_progress` raises, which is the way to cancel
         """
         if entry.is_embedded:
-            from app.models.embedded import Form, ensure_embedded
+            from app.models.embedded.forms import Form, ensure_embedded
 
             return ensure_embedded(Form(entry.id), self._models_dir, on_progress)
         if entry.repo is not None:
@@ -144,7 +144,7 @@ class ModelShelf:
 
     def verify(self, entry: CatalogEntry) -> dict[str, Verdict]:
         """File -> verified, unverified, damaged or missing. Reads every byte. Raises AppError where it is not here."""
-        from app.models.manifest import read_manifest, verdict
+        from app.models.hub.manifest import read_manifest, verdict
 
         folder = self.folder(entry)
         if not folder.is_dir():
@@ -188,7 +188,7 @@ class ModelShelf:
         return entry in self._catalog.entries and remove_block(self._own_file, entry.id)
 
     def _fetch(self, entry: CatalogEntry, repo: str, on_progress: Progress, *, repairs: bool = False) -> Path:
-        from app.models.downloader import fetch_apart
+        from app.models.hub.downloader import fetch_apart
 
         def on_report(report: Report) -> None:
             on_progress(report.stage, report.fraction)

@@ -1,4 +1,4 @@
-"""The models folder: which models are whole, and how large they are. Reads only; embedded and download write.
+"""The models folder: which models are whole, and how large they are. Reads only; `embedded` and `hub` write.
 
 Both build under a hidden name and rename at the end, so that what is looked for here is damage that came later, or a
 folder that was copied by hand.

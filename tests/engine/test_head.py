@@ -68,7 +68,7 @@ def test_the_embedded_models_answers_hardly_move(embedded_home: Path, capsys: py
     """Mean KL over the essay's first 1,024 tokens."""
     from tokenizers import Tokenizer
 
-    from app.models.embedded import Form
+    from app.models.embedded.forms import Form
 
     folder = embedded_home / "models" / Form.LOSSLESS
     tokens = tuple(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(ESSAY.read_text()).ids[:1024])

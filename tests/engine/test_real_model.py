@@ -22,14 +22,14 @@ import torch
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.models.embedded import Form, ensure_embedded
+from app.models.embedded.forms import Form, ensure_embedded
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.loading import load_runner
 from engine.perplexity import perplexity
 from engine.runner import ModelRunner
 from engine.types import SamplingParams
-from tests.app.models import unpack
+from tests.app.models.embedded import unpack
 from tests.engine.limits import Limits
 
 ESSAY = (Path(__file__).parents[1] / "data" / "essay.txt").read_text(encoding="utf-8")

@@ -16,13 +16,13 @@ from app.api.keys import ApiKey, Keyring, digest_of
 from app.api.limits import Limits
 from app.api.routes import Metrics, install
 from app.chat.service import ChatService
-from app.models.download import fetch
-from app.models.downloads import Downloads
+from app.models.hub.download import fetch
+from app.models.hub.downloads import Downloads
 from app.models.library import Library
 from app.settings import load
 from tests.app.api.answers import error_of
 from tests.app.models.fake_hub import FakeHub, led_here, running
-from tests.app.models.test_download import REPO, model_files
+from tests.app.models.hub.test_download import REPO, model_files
 from tests.checkpoints import tiny_checkpoint
 from tests.fakes import FakeEngine, FakeModel, FakeShelf, FakeSource, Script, byte_model_folder, model_info
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from app.cli import main as cli
-from app.models import downloader, downloads
-from app.models.download import fetch
+from app.models.hub import downloader, downloads
+from app.models.hub.download import fetch
 from tests.app.models.fake_hub import FakeHub, led_here, running
-from tests.app.models.test_download import REPO, model_files
+from tests.app.models.hub.test_download import REPO, model_files
 
 
 @pytest.fixture

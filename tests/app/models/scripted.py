@@ -13,7 +13,7 @@ from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.making import Progress
 from app.models.manager import ModelManager
-from app.models.room import Needs
+from app.models.memory.room import Needs
 from engine.config import EngineConfig
 from engine.errors import BadRequest, EngineClosed, EngineDied, EngineError
 from engine.types import (

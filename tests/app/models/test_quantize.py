@@ -9,7 +9,7 @@ import pytest
 
 from app.cli import main as cli
 from app.errors import AppError
-from app.models.embedded import Form, ensure_embedded
+from app.models.embedded.forms import Form, ensure_embedded
 from app.models.machine import card
 from app.models.outline import outline_of_folder
 from app.models.quantize import group_size, quantize

@@ -1,7 +1,7 @@
 """Plain readers of the 4-bit layouts, written from the formats' descriptions: where weight (n, k) lies, and what it is.
 
-The second source beside app/models/pack4 and engine/quant: nothing is shared with them. `n` and `k` are index arrays
-that broadcast against each other, so that one formula reads a whole matrix.
+The second source beside app/models/embedded/pack4 and engine/quant: nothing is shared with them. `n` and `k` are index
+arrays that broadcast against each other, so that one formula reads a whole matrix.
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import AppError
-from app.models.hub import hub_errors, licence_of
+from app.models.hub.repository import hub_errors, licence_of
 from app.models.machine import Memory
 from engine.memory import CUDA_RESERVE_BYTES
 from engine.model.architectures import SUPPORTED

@@ -22,9 +22,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from app.errors import AppError
-from app.models.gguf_source import BLOCK, GgufSource, Q4Matrix, Tensor
-from app.models.making import Progress, require_space, scratch_folder, sole_maker, whole_folder
-from app.models.pack4 import (
+from app.models.embedded.gguf_source import BLOCK, GgufSource, Q4Matrix, Tensor
+from app.models.embedded.pack4 import (
     gemv_fast_scale_rows,
     pack_awq_gemm,
     pack_awq_gemv_fast,
@@ -32,7 +31,8 @@ from app.models.pack4 import (
     pack_gptq_zeros,
     unpack_awq_gemv_fast,
 )
-from app.models.round4 import round_asymmetric, round_symmetric
+from app.models.embedded.round4 import round_asymmetric, round_symmetric
+from app.models.making import Progress, require_space, scratch_folder, sole_maker, whole_folder
 from app.models.store import is_whole
 
 Arrays = dict[str, NDArray[Any]]

@@ -9,10 +9,10 @@ from pathlib import Path
 from app.background import in_daemon_thread
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
-from app.models.conduct import Conduct
-from app.models.engine_logs import EngineLogs
-from app.models.load_times import LoadTimes
-from app.models.resident import Engine, Resident, Shelf, StartEngine, Stopped, ending
+from app.models.memory.conduct import Conduct
+from app.models.memory.engine_logs import EngineLogs
+from app.models.memory.load_times import LoadTimes
+from app.models.memory.resident import Engine, Resident, Shelf, StartEngine, Stopped, ending
 from app.settings import Settings
 from engine.config import EngineConfig
 from engine.errors import EngineDied, EngineError

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import AppError
-from app.models.download import OnReport, fetch, is_there, repair
-from app.models.download_report import Report
+from app.models.hub.download import OnReport, fetch, is_there, repair
+from app.models.hub.report import Report
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _POLL_S = 0.2
 _LAST_LINES = 5
 _NOTHING_YET = ""
@@ -40,7 +40,7 @@ def fetch_apart(repo: str, revision: str | None, folder: Path, on_report: OnRepo
 
 def _start(task: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "app.models.downloader", task],
+        [sys.executable, "-m", "app.models.hub.downloader", task],
         cwd=_ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -107,7 +107,7 @@ def _message(line: str) -> dict[str, Any] | None:
 
 def main(task: str) -> None:
     """The child."""
-    from app.models.hub_token import read_token
+    from app.models.hub.token import read_token
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     repo, revision, place, repairs = json.loads(task)

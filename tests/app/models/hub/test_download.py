@@ -9,10 +9,10 @@ import pytest
 from safetensors.numpy import save
 
 from app.errors import AppError
-from app.models.download import OnReport, fetch, repair
-from app.models.download_report import Report
-from app.models.hub_token import forget_token, keep_token, read_token
-from app.models.manifest import growing_folder, read_manifest, verdict
+from app.models.hub.download import OnReport, fetch, repair
+from app.models.hub.manifest import growing_folder, read_manifest, verdict
+from app.models.hub.report import Report
+from app.models.hub.token import forget_token, keep_token, read_token
 from app.models.store import problems
 from tests.app.models.fake_hub import FakeHub, led_here, running
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.models.hub import RemoteFile
+from app.models.hub.repository import RemoteFile
 
 _FILE = ".fireside-origin.json"
 _READ_BYTES = 1 << 22

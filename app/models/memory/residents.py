@@ -19,12 +19,12 @@ from pathlib import Path
 from app.background import in_daemon_thread
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
-from app.models.line import Line
-from app.models.loading import Loader, load_error
-from app.models.page_cache import warm
-from app.models.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, Stopped
-from app.models.room import Holding, Needs, Room, memory_of
-from app.models.watched import WatchedEngine
+from app.models.memory.line import Line
+from app.models.memory.loading import Loader, load_error
+from app.models.memory.page_cache import warm
+from app.models.memory.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, Stopped
+from app.models.memory.room import Holding, Needs, Room, memory_of
+from app.models.memory.watched import WatchedEngine
 from app.settings import Settings
 from engine.errors import EngineClosed, EngineError
 

@@ -14,17 +14,17 @@ from threading import Thread
 import pytest
 
 from app.errors import AppError
-from app.models import downloader
 from app.models.catalog import CatalogEntry
-from app.models.download_report import Report, Transfer
-from app.models.downloader import fetch_apart
-from app.models.downloads import Downloads
-from app.models.manifest import growing_folder
+from app.models.hub import downloader
+from app.models.hub.downloader import fetch_apart
+from app.models.hub.downloads import Downloads
+from app.models.hub.manifest import growing_folder
+from app.models.hub.report import Report, Transfer
 from app.models.store import is_whole, problems
 from tests.app.models.fake_hub import FakeHub, led_here, running
-from tests.app.models.test_download import REPO, model_files
+from tests.app.models.hub.test_download import REPO, model_files
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ENTRY = CatalogEntry(id=REPO, repo=REPO)
 NAME = "org--tiny-AWQ"
 
@@ -180,7 +180,7 @@ def test_a_child_that_is_killed_is_told_and_goes_on_where_it_stopped(hub: FakeHu
 def test_a_child_ends_with_its_parent(hub: FakeHub, models: Path) -> None:
     hub.pause_s = 0.2
     code = (
-        "import sys; from pathlib import Path; from app.models.downloader import fetch_apart;"
+        "import sys; from pathlib import Path; from app.models.hub.downloader import fetch_apart;"
         f"fetch_apart({REPO!r}, None, Path(sys.argv[1]), lambda r: print(r.done_bytes, flush=True))"
     )
     command = [sys.executable, "-c", code, str(models / NAME)]
@@ -250,7 +250,8 @@ def test_a_disk_that_fills_up_is_told_and_the_download_goes_on_once_there_is_roo
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(models)], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        from app.models import download, making
+        from app.models import making
+        from app.models.hub import download
 
         monkeypatch.setattr(making, "_SPARE_BYTES", -10_000_000)  # another program took the space in between
         with pytest.raises(AppError, match="is full") as refused:
@@ -270,7 +271,8 @@ def test_another_process_sees_what_this_one_downloads(models: Path) -> None:
     queue.add(NAME, ENTRY)
     until(lambda: state_of(queue) == "downloading")
     code = (
-        "import sys, pathlib as p; from app.models.downloads import Downloads as D; print(D(p.Path(sys.argv[1])).all())"
+        "import sys, pathlib; from app.models.hub.downloads import Downloads\n"
+        "print(Downloads(pathlib.Path(sys.argv[1])).all())"
     )
     seen = subprocess.run(
         [sys.executable, "-c", code, str(models)], cwd=ROOT, capture_output=True, text=True, check=True

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from app.models.gguf_source import GgufSource, Q4Matrix, build_tokenizer_json, byte_symbols
-from tests.app.models import tiny_gguf
+from app.models.embedded.gguf_source import GgufSource, Q4Matrix, build_tokenizer_json, byte_symbols
+from tests.app.models.embedded import tiny_gguf
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """The Hugging Face hub, as far as a model needs it: what a repository holds, its bytes, and its refusals in our words.
 
 huggingface_hub knows the endpoint, the protocol and the token (HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN hold); a token
-that was given to Fireside is kept by `hub_token.py`.
+that was given to Fireside is kept by `token.py`.
 """
 
 import errno

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.models.pack4 import Codes
+from app.models.embedded.pack4 import Codes
 
 BLOCK = 32  # weights that share one scale and minimum in Q4_1
 

@@ -44,7 +44,7 @@ async def manager(tmp_path: Path, shelf: ThreeModels, engines: Engines) -> Async
 @pytest.fixture
 def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of memory, whatever this machine has."""
-    monkeypatch.setattr("app.models.room.memory_of", lambda kind: Memory("cpu", "x", 10**12, 10**12))
+    monkeypatch.setattr("app.models.memory.room.memory_of", lambda kind: Memory("cpu", "x", 10**12, 10**12))
 
 
 async def finish(model: LoadedModel, prompt: tuple[int, ...] = (1, 2)) -> FinishReason | None:
@@ -151,7 +151,7 @@ async def test_models_that_fit_stay_beside_each_other_and_the_longest_unused_goe
 async def test_without_room_a_model_goes_even_below_the_most(
     tmp_path: Path, shelf: ThreeModels, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.models.room.memory_of", lambda kind: Memory("cpu", "x", 10**12, 10**9))
+    monkeypatch.setattr("app.models.memory.room.memory_of", lambda kind: Memory("cpu", "x", 10**12, 10**9))
     async with managed(tmp_path, shelf, engines, max_models=3) as manager:
         await manager.acquire("one")
         await manager.acquire("two")
@@ -172,8 +172,8 @@ async def test_on_a_card_a_model_lends_up_to_half_of_its_cache_and_takes_it_back
     lent: list[int],
 ) -> None:
     """One model has all of a card's budget, 5 GB of weights and 10 of cache; more than half of it would be its end."""
-    monkeypatch.setattr("app.models.room.memory_of", lambda kind: Memory("cuda", "x", 15 * 10**9, 15 * 10**9))
-    monkeypatch.setattr("app.models.room._is_back", lambda held, before: True)
+    monkeypatch.setattr("app.models.memory.room.memory_of", lambda kind: Memory("cuda", "x", 15 * 10**9, 15 * 10**9))
+    monkeypatch.setattr("app.models.memory.room._is_back", lambda held, before: True)
     engines.on_card = replace(memory_report(), weights_bytes=5 * 10**9, kv_bytes=10**10)
     engines.needed["two"] = needed
     async with managed(tmp_path, shelf, engines, max_models=2, gpu_memory_utilization=1.0) as manager:
@@ -309,7 +309,7 @@ async def test_a_death_in_a_load_costs_the_waiting_requests_nothing(manager: Mod
 async def test_a_model_that_fails_three_times_in_a_row_is_parked_until_it_is_loaded_by_hand(
     manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.models.conduct._PAUSES_S", (0.0, 0.0, 0.01))
+    monkeypatch.setattr("app.models.memory.conduct._PAUSES_S", (0.0, 0.0, 0.01))
     for count in range(3):
         await until(lambda count=count: len(engines.children) == count + 1 and manager.status().state == "ready")  # type: ignore[misc]
         engines.children[-1].die(f"CUDA error {count}")
@@ -333,7 +333,7 @@ async def test_an_answer_that_ends_wipes_the_slate_of_its_model(manager: ModelMa
 async def test_a_request_that_was_there_at_two_deaths_is_refused_and_no_other(
     manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.models.conduct._PAUSES_S", (0.0, 0.0, 0.01))
+    monkeypatch.setattr("app.models.memory.conduct._PAUSES_S", (0.0, 0.0, 0.01))
     for count in range(2):
         killer = asyncio.create_task(ask(manager, "", (6, 6, 6)))
         others = [asyncio.create_task(ask(manager, "", (6, 6, 6))) for _ in range(2)]  # one request with n = 3
@@ -371,7 +371,7 @@ async def test_a_request_that_got_nothing_from_an_engine_that_was_lost_is_asked_
 async def test_requests_under_suspicion_begin_one_at_a_time_so_that_the_next_death_tells_which_it_was(
     manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.models.conduct._PAUSES_S", (0.0, 0.0, 0.01))
+    monkeypatch.setattr("app.models.memory.conduct._PAUSES_S", (0.0, 0.0, 0.01))
     engines.begins_at_once = False
     engines.children[0].may_begin.clear()
     killer, *others = (asyncio.create_task(ask(manager, "", (number,))) for number in (6, 7, 8))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.models.pack4 import Codes
+from app.models.embedded.pack4 import Codes
 
 Weights = NDArray[np.float32]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.models.engine_logs import EngineLogs
+from app.models.memory.engine_logs import EngineLogs
 
 
 def test_notes_and_an_engines_lines_stand_in_one_file_and_its_end_is_shown(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_notes_and_an_engines_lines_stand_in_one_file_and_its_end_is_shown(tmp_p
 def test_a_large_log_is_turned_over_under_a_child_that_goes_on_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.models.engine_logs._MOST_BYTES", 100)
+    monkeypatch.setattr("app.models.memory.engine_logs._MOST_BYTES", 100)
     logs = EngineLogs(tmp_path)
     path = logs.begin("m")
     assert path is not None

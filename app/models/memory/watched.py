@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from app.chat.types import LoadedModel
-from app.models.conduct import Conduct, fingerprint_of
-from app.models.resident import Engine
+from app.models.memory.conduct import Conduct, fingerprint_of
+from app.models.memory.resident import Engine
 from engine.errors import EngineClosed, EngineDied, EngineLost
 from engine.types import ORDINARY, SamplingParams, Standing, TokenEvent
 

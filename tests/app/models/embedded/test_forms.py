@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 
 from app.errors import AppError
 from app.models import catalog
-from app.models.embedded import WHEEL, Form, Wheel, ensure_embedded
+from app.models.embedded.forms import WHEEL, Form, Wheel, ensure_embedded
 from app.models.store import problems
-from tests.app.models import tiny_gguf, unpack
+from tests.app.models.embedded import tiny_gguf, unpack
 
 
 def silent(stage: str, fraction: float | None) -> None:
@@ -327,7 +327,7 @@ def test_the_real_model_answers_as_its_source_does(tmp_path: Path) -> None:
 def test_importing_the_shelf_loads_neither_numpy_nor_the_hub() -> None:
     """The page is up before a model is prepared; only a conversion or a download pays for these."""
     code = "import sys, app.models.shelf; print({'numpy', 'gguf', 'huggingface_hub', 'torch'} & set(sys.modules))"
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     found = subprocess.run(
         [sys.executable, "-c", code],
         cwd=root,

@@ -10,9 +10,9 @@ from typing import Protocol
 from app.chat.types import EngineLike
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
-from app.models.line import Place
 from app.models.making import Progress
-from app.models.room import Holding
+from app.models.memory.line import Place
+from app.models.memory.room import Holding
 from app.models.status import ModelStatus
 from engine.config import EngineConfig
 from engine.errors import EngineError

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from app.models.line import Line, Place
+from app.models.memory.line import Line, Place
 
 
 async def _next(place: Place) -> bool:

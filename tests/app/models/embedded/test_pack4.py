@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.models import pack4
-from tests.app.models import unpack
+from app.models.embedded import pack4
+from tests.app.models.embedded import unpack
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.models.round4 import Rounded, round_asymmetric, round_symmetric
+from app.models.embedded.round4 import Rounded, round_asymmetric, round_symmetric
 
 GROUP = 32
 

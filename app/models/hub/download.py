@@ -14,10 +14,10 @@ from pathlib import Path
 from threading import Event
 
 from app.errors import AppError
-from app.models.download_report import Report, Speed, Transfer
-from app.models.hub import BUSY, Listing, RemoteFile, hub_errors, list_repo, opened
+from app.models.hub.manifest import Manifest, found_hash, growing_folder, read_manifest, verdict, write_manifest
+from app.models.hub.report import Report, Speed, Transfer
+from app.models.hub.repository import BUSY, Listing, RemoteFile, hub_errors, list_repo, opened
 from app.models.making import require_space, sole_maker
-from app.models.manifest import Manifest, found_hash, growing_folder, read_manifest, verdict, write_manifest
 from app.models.store import is_whole, problems
 
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "LICENSE*")

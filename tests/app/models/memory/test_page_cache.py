@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.models.page_cache import warm
+from app.models.memory.page_cache import warm
 
 _NUM_BYTES = 24 * 1024**2 + 5000
 

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from app.models.embedded import Wheel
-from app.models.gguf_source import byte_symbols
+from app.models.embedded.forms import Wheel
+from app.models.embedded.gguf_source import byte_symbols
 
 HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 2, 4, 2, 16
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>"]
