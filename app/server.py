@@ -339,6 +339,7 @@ def _make_server(app: "FastAPI", certificate: tuple[Path | None, Path | None]) -
         server_header=False,
         timeout_graceful_shutdown=1,
         timeout_keep_alive=65,
+        ws_per_message_deflate=False,  # it would cost more than it saves: most pages are on this machine
         ssl_certfile=certificate[0],
         ssl_keyfile=certificate[1],
     )

@@ -71,8 +71,6 @@ class ChatTab:
 
     def _build_header(self) -> None:
         with gr.Row(elem_id="fs-header"):
-            gr.HTML('<h1 class="fs-brand">Fireside</h1>', elem_id="fs-brand")
-            gr.HTML(_STATUS_HTML, elem_id="fs-status")
             self.new_chat = gr.Button("New chat", elem_id="fs-new", size="sm", scale=0)
 
     def _build_settings(self) -> None:
@@ -252,16 +250,6 @@ def _all_bubbles(turns: Iterable[Turn]) -> list[dict[str, Any]]:
 
 def _alert(words: str) -> str:
     return f'<span class="fs-error" role="alert">{html.escape(words)}</span>'
-
-
-_STATUS_HTML = """
-<div class="fs-status" role="status" aria-live="polite" data-state="">
-  <span class="fs-dot" aria-hidden="true"></span>
-  <span class="fs-model">Fireside</span>
-  <span class="fs-stage"></span>
-  <progress class="fs-progress" max="1" aria-label="Loading the model" hidden></progress>
-</div>
-"""
 
 
 def _chatbot(label: str, elem_id: str, placeholder: str | None = None, can_copy: bool = False) -> gr.Chatbot:

@@ -1,47 +1,5 @@
-// Runs once in each tab: draws the model's state and keeps the end of the conversation in sight.
-// Everything is drawn through textContent, so no word of the server can become markup.
+// Runs once in each tab: keeps the end of the conversation in sight.
 () => {
-  const LOADING_MS = 700, CALM_MS = 3000;
-
-  function drawStatus(status) {
-    const root = document.querySelector("#fs-status .fs-status");
-    if (!root) return;
-    const loading = status.state === "loading";
-    const percent = status.fraction === null ? "" : ` ${Math.round(status.fraction * 100)} %`;
-    const stage = {
-      empty: "no model loaded",
-      loading: `${status.stage || "loading"}${percent}`,
-      ready: "ready",
-      failed: status.error || "failed to load",
-      gone: "Fireside is not running",
-    }[status.state];
-    root.dataset.state = status.state;
-    setText(root.querySelector(".fs-model"), status.model_id || "Fireside");
-    setText(root.querySelector(".fs-stage"), stage);
-    root.title = stage;
-    const bar = root.querySelector(".fs-progress");
-    bar.hidden = !loading;
-    if (status.fraction === null) bar.removeAttribute("value");
-    else bar.value = status.fraction;
-  }
-
-  function setText(element, text) {
-    if (element.textContent !== text) element.textContent = text;
-  }
-
-  async function pollStatus() {
-    let status = { state: "gone", model_id: "", stage: "", fraction: null, error: "" };
-    if (!document.hidden) {
-      try {
-        const reply = await fetch("ui/status", { cache: "no-store" });
-        if (reply.ok) status = await reply.json();
-        else if (reply.status === 401) location.reload(); // the login has ended: the form is there now
-      } catch { /* the server is away: the state already says so */ }
-      drawStatus(status);
-    }
-    setTimeout(pollStatus, status.state === "ready" ? CALM_MS : LOADING_MS);
-  }
-
   // Follow the answer while the reader is at the end; leave the view alone once they scroll up.
   function followAnswer() {
     const pane = document.querySelector("#fs-pane");
@@ -94,7 +52,6 @@
     }, true);
   }
 
-  pollStatus();
   copyExactly();
   stopOnEscape();
   followAnswer();

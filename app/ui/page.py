@@ -1,8 +1,11 @@
 """The page: one Gradio Blocks app mounted at the root of the server. Holds the frame; the parts live beside it.
 
-`mount` is the whole public face. It must be called after every other route, since a mount at "/" takes what is left.
+What a tab shows is drawn by the modules in `static/` into the roots of `frame.html`; they read over short requests and
+one WebSocket (live.py). `mount` is the whole public face. It must be called after every other route, since a mount at
+"/" takes what is left.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.errors import AppError
 from app.ui.chat_tab import ChatTab
+from app.ui.live import Hub, State
 from app.ui.named import NamedChat
 from app.ui.status import Answerer, StatusSource
 
@@ -39,17 +45,32 @@ _CONTENT_SECURITY_POLICY = "; ".join(
 )
 
 
-def mount(app: FastAPI, service: Answerer, status: StatusSource) -> None:
+# Puts one room's routes on the page's app and its sources into the hub.
+Room = Callable[[FastAPI, Hub], None]
+
+_STATUS_EVERY_S = 0.5
+
+
+def mount(app: FastAPI, service: Answerer, status: StatusSource, rooms: Iterable[Room] = ()) -> None:
     """Put the page at "/" of `app`, after its other routes.
 
     service  answers; one object for every tab
     status   gives the model's state now; called from the event loop, so it must not block
+    rooms    what stands behind the other tabs of the page
     """
 
     async def ui_status() -> dict[str, Any]:
         return asdict(status())
 
+    hub = Hub()
+    hub.add("status", State(lambda: asdict(status())), every_s=_STATUS_EVERY_S)
     app.add_api_route("/ui/status", ui_status, include_in_schema=False)
+    app.add_exception_handler(AppError, _refused)
+    app.include_router(hub.router())
+    for room in rooms:
+        room(app, hub)
+    for folder in ("static", "vendor"):
+        app.mount(f"/ui/{folder}", _Files(directory=_HERE / folder))
     gr.mount_gradio_app(
         app,
         _build(service, status),
@@ -68,7 +89,22 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource) -> None:
         theme=_theme(),
         css_paths=_HERE / "style.css",
         js=(_HERE / "page.js").read_text(encoding="utf-8"),
+        head='<script type="module" src="ui/static/main.js"></script>',
     )
+
+
+class _Files(StaticFiles):
+    """Asked for again at each visit, which costs a 304: modules of two versions must not meet in one tab."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        reply = super().file_response(*args, **kwargs)
+        reply.headers["Cache-Control"] = "no-cache"
+        return reply
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AppError)
+    return JSONResponse({"error": error.as_fields()}, error.status)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -84,7 +120,9 @@ async def _not_found(request: Request, error: Exception) -> Response:
 def _build(service: Answerer, status: StatusSource) -> gr.Blocks:
     blocks = gr.Blocks(title="Fireside", analytics_enabled=False, fill_height=True, fill_width=True)
     with blocks:
-        ChatTab(service, status).restore_on_load(blocks)
+        gr.HTML((_HERE / "frame.html").read_text(encoding="utf-8"), elem_id="fs-frame", apply_default_css=False)
+        with gr.Column(elem_id="fs-chat"):
+            ChatTab(service, status).restore_on_load(blocks)
         NamedChat(service)
     blocks.queue(default_concurrency_limit=None, api_open=False)
     # Gradio looks for new events a thousand times a second, 6 % of a core that the engine can use; fifty are enough.

@@ -96,6 +96,7 @@ def test_an_open_page_whose_login_has_ended_asks_again(page: Any, url: str) -> N
     page.get_by_role("button", name="Open").click()
     page.get_by_role("textbox", name="Message").wait_for()
     page.context.clear_cookies()
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # the reader comes back to the tab
     page.get_by_label("API key").wait_for()
 
 
