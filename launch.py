@@ -28,6 +28,9 @@ STAMP = VENV / "launch.json"
 LOCK = VENV / "launch.lock"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
+# The whole suite, a file at a time to each core; four at most, since each may hold torch and models. With arguments
+# pytest runs as they say: one process, which can be watched and debugged.
+ALL_CORES = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder")
 COMMANDS = ("models", "fit", "chat", "doctor", "quantize")  # first words of app.cli's commands
 OLDEST_PYTHON = (3, 11)
 TORCH_INDEX = "https://download.pytorch.org/whl/"
@@ -87,7 +90,7 @@ def _start(argv: list[str]) -> int:
 def _test(pytest_arguments: list[str]) -> int:
     prepare(("dev",))
     os.chdir(ROOT)
-    return replace_process([str(PYTHON), "-m", "pytest", *pytest_arguments])
+    return replace_process([str(PYTHON), "-m", "pytest", *(pytest_arguments or ALL_CORES)])
 
 
 def prepare(extras: tuple[str, ...]) -> None:

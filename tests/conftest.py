@@ -1,4 +1,7 @@
-"""What holds for every test, and the embedded model's real weights for those that need them."""
+"""What holds for every test, the embedded model's real weights for those that need them, and the table of clients.
+
+The whole suite runs in several processes at once, a test file in one of them (launch.py, ALL_CORES).
+"""
 
 import os
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import environment
+from tests.clients import table
 
 environment.prepare()  # before any test module imports torch
 
@@ -30,13 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def embedded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home folder of Fireside whose models folder has the embedded model, in its default form, whole.
 
-    FIRESIDE_TEST_HOME keeps it between runs. Skips where the weights are not there and cannot be fetched.
+    One for all processes of a run; FIRESIDE_TEST_HOME keeps it between runs. Skips where the weights are not there and
+    cannot be fetched.
     """
     from app.errors import AppError
     from app.models.embedded.forms import Form, ensure_embedded
 
     kept = os.environ.get("FIRESIDE_TEST_HOME")
-    home = Path(kept) if kept else tmp_path_factory.mktemp("home")
+    home = Path(kept) if kept else _common_folder(tmp_path_factory) / "home"
     (home / "models").mkdir(parents=True, exist_ok=True)
     try:
         ensure_embedded(Form.LOSSLESS, home / "models", lambda stage, fraction: None)
@@ -45,3 +50,20 @@ def embedded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             raise
         pytest.skip(f"the embedded model cannot be fetched here: {error.text}")
     return home
+
+
+def _common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in all processes of a run; each has a temporary folder of its own within it."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Client x version x feature."""
+    outcomes = table.Outcomes()
+    for kind in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(kind):
+            outcomes.add(table.proofs_in(report), kind)
+    if outcomes.rows:
+        terminalreporter.section("clients")
+        terminalreporter.write_line(outcomes.text())

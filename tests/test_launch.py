@@ -168,6 +168,10 @@ def test_the_test_command_installs_the_development_set_and_passes_on_arguments_a
     assert "/3]" not in prepared.run().stdout  # what holds more than is needed is ready too
 
 
+def test_without_arguments_the_tests_run_on_all_cores(prepared: Clone) -> None:
+    assert prepared.run("test").stdout.splitlines()[-1].startswith("['-n', 'logical'")
+
+
 def test_a_half_made_environment_is_repaired(prepared: Clone) -> None:
     stamp = prepared.folder / ".venv" / "launch.json"
     stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "done": False}))

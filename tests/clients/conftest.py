@@ -1,4 +1,4 @@
-"""The stage that every client plays on, and the table client x version x feature at the end of a run."""
+"""The stage that every client plays on; what each test proves goes into its reports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,21 +36,5 @@ def real(embedded_home: Path) -> Iterator[Server]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Before the slow ones are taken out: the table in the docs has them too."""
     config.stash[COLLECTED] = [item for item in items if item.path.parent == Path(__file__).parent]
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A report knows no markers: what a test proves is laid beside its outcome."""
-    outcome = yield
-    proofs = table.proofs_of(item)
-    outcome.get_result().proofs = proofs  # type: ignore[attr-defined]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    outcomes = table.Outcomes()
-    for kind in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.getreports(kind):
-            outcomes.add(getattr(report, "proofs", ()), kind)
-    if outcomes.rows:
-        terminalreporter.section("clients")
-        terminalreporter.write_line(outcomes.text())
+    for item in config.stash[COLLECTED]:
+        table.lay_beside(item)

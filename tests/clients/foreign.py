@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from tests.clients.scenes import ADA, ADA_SCHEMA, REPORT, UNICODE, WEATHER_SCHEMA
 from tests.clients.stage import MODEL, Stage
@@ -112,11 +113,17 @@ def venv_python(name: str) -> Path:
 
 
 def _installed(name: str, pins: list[Path], install: Any) -> Path:
-    """The folder of one set of packages; made whole or not at all."""
+    """The folder of one set of packages; made whole or not at all, by one process at a time."""
     key = hashlib.sha256(b"".join(path.read_bytes() for path in pins)).hexdigest()[:12]
     folder = CACHE / f"{name}-{key}"
-    if (folder / "whole").exists():
-        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "whole").exists():
+            _install(name, folder, pins, install)
+    return folder
+
+
+def _install(name: str, folder: Path, pins: list[Path], install: Any) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in pins:
@@ -125,7 +132,6 @@ def _installed(name: str, pins: list[Path], install: Any) -> Path:
     if run.returncode != 0:
         pytest.skip(f"the packages of {name} cannot be installed here: {run.stderr.strip()[-300:]}")
     (folder / "whole").touch()
-    return folder
 
 
 def environment() -> dict[str, str]:

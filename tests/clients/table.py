@@ -19,6 +19,8 @@ _ROOT = _HERE.parents[1]
 DOCS = _ROOT / "docs" / "clients.md"
 _BEGIN, _END = "<!-- the table: python -m tests.clients.table -->", "<!-- end of the table -->"
 
+_PROOFS = "proofs"
+
 FEATURES = {
     "chat": "chat",
     "stream": "stream",
@@ -85,25 +87,36 @@ def proofs_of(item: pytest.Item) -> list[Proof]:
     return proofs
 
 
+def lay_beside(item: pytest.Item) -> None:
+    """What a test proves, into its reports: they know no markers, and cross from process to process as plain data."""
+    proofs = [(f"{proof.client.name} {proof.client.version}", proof.feature) for proof in proofs_of(item)]
+    item.user_properties.append((_PROOFS, proofs))
+
+
+def proofs_in(report: pytest.TestReport | pytest.CollectReport) -> Iterable[tuple[str, str]]:
+    """Pairs of a client with its version and a feature; none in a report of another folder's test."""
+    return dict(getattr(report, "user_properties", ())).get(_PROOFS, ())
+
+
 @dataclass
 class Outcomes:
     """How the tests of a run ended, a cell each; the worst counts."""
 
-    rows: dict[Client, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    rows: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
 
     _WORDS = {"passed": "ok", "skipped": "skipped", "failed": "FAILED", "error": "FAILED"}  # noqa: RUF012
     _ORDER = ("ok", "skipped", "FAILED")
 
-    def add(self, proofs: Iterable[Proof], kind: str) -> None:
-        for proof in proofs:
-            row, word = self.rows[proof.client], self._WORDS[kind]
-            row[proof.feature] = max(row.get(proof.feature, word), word, key=self._ORDER.index)
+    def add(self, proofs: Iterable[tuple[str, str]], kind: str) -> None:
+        for client, feature in proofs:
+            row, word = self.rows[client], self._WORDS[kind]
+            row[feature] = max(row.get(feature, word), word, key=self._ORDER.index)
 
     def text(self) -> str:
         lines = []
-        for client, row in sorted(self.rows.items(), key=lambda pair: pair[0].name.lower()):
+        for client, row in sorted(self.rows.items(), key=lambda pair: pair[0].lower()):
             cells = ", ".join(f"{FEATURES[feature]} {row[feature]}" for feature in FEATURES if feature in row)
-            lines.append(f"{client.name} {client.version}: {cells}")
+            lines.append(f"{client}: {cells}")
         return "\n".join(lines)
 
 
