@@ -47,6 +47,7 @@ class Settings:
     idle_timeout            seconds after which a model that nobody uses is let go of; None keeps it
     drain_timeout           seconds that answers of a model may go on which another one is to take the place of
     step_timeout            seconds without the end of a step after which an engine counts as hung
+    load_timeout            seconds without a word of an engine that loads
     sources                 for each of the above, where its value came from ("flag --port", "default", ...)
     """
 
@@ -82,6 +83,7 @@ class Settings:
     idle_timeout: float | None
     drain_timeout: float
     step_timeout: float | None
+    load_timeout: float
     log_level: str
     sources: Mapping[str, str]
 
@@ -497,6 +499,13 @@ TABLE: tuple[Setting, ...] = (
         allowed="a number of seconds above 0",
         help="seconds without the end of a step after which an engine counts as hung and is started anew",
         default_text="600 on a CPU, 120 on a GPU",
+    ),
+    Setting(
+        name="load_timeout",
+        default=600.0,
+        read=_number(0.0),
+        allowed="a number of seconds above 0",
+        help="seconds without a word of an engine that loads after which it counts as hung and is started anew",
     ),
     Setting(
         name="log_level",

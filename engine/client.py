@@ -6,6 +6,7 @@ has taken ends with exactly one last event or failure, or with the child; nothin
 
 import asyncio
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -73,21 +74,31 @@ class EngineClient:
         on_loading: OnLoading | None = None,
         load_runner: str = MODEL_RUNNER,
         log_path: str | None = None,
+        silence_s: float = math.inf,
     ) -> "EngineClient":
         """Spawn the child and wait until the model is loaded; `on_loading(stage, fraction)` follows it.
 
-        log_path  file to which all that the child writes is appended; None leaves it where ours goes
+        log_path   file to which all that the child writes is appended; None leaves it where ours goes
+        silence_s  a child that says nothing of its load for so long hangs, and is ended as by `give_up`
 
         Raises what the load raised (UnsupportedModel, BadCheckpoint, OutOfMemory, ...), EngineDied if the child ended.
         Cancelling the call ends the child.
         """
         client = cls(Start(config, load_runner, log_path), on_loading)
         try:
-            await asyncio.shield(client._ready)
+            await client._until_ready(silence_s)
         except BaseException:
             await client.close()
             raise
         return client
+
+    async def _until_ready(self, silence_s: float) -> None:
+        while not self._ready.done():
+            left_s = self._heard_s + silence_s - time.monotonic()
+            if left_s <= 0:
+                self.give_up(f"The engine hung while it loaded: it said nothing for {silence_s:.0f} s. It was ended.")
+            await asyncio.wait({self._ready}, timeout=max(left_s, 0.0))
+        self._ready.result()
 
     @property
     def info(self) -> ModelInfo:
@@ -244,6 +255,7 @@ class EngineClient:
             case Failed(str() as request_id, code, text):
                 self._hand_over(request_id, error_from_code(code, text), is_last=True)
             case Loading(stage, fraction):
+                self._heard_s = time.monotonic()
                 if self._on_loading is not None:
                     self._on_loading(stage, fraction)
             case Ready():

@@ -48,9 +48,7 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     """Read the weights, size the KV pool, run one step to warm up. Raises as `load_runner`."""
     on_progress("looking at the device", 0.0)
     device = _open_device(config)
-    if device.kind == "cpu":
-        on_progress("preparing the CPU kernels (compiled once: up to a minute; later starts are quick)", 0.0)
-    _prepare_kernels(device)
+    _prepare_kernels(device, on_progress)
     _check_format(config, checkpoint)
     spec = checkpoint.spec
     dtype_name = compute_dtype(config, spec, device.kind)
@@ -179,9 +177,13 @@ def _show_tuning(on_progress: Progress, done: float) -> None:
     on_progress("measuring the card's kernels (once; later loads know)", 0.86 + 0.05 * done)
 
 
-def _prepare_kernels(device: Device) -> None:
+def _prepare_kernels(device: Device, on_progress: Progress) -> None:
+    def show(done: float) -> None:
+        stage = "preparing the CPU kernels (compiled once: up to a minute; later starts are quick)"
+        on_progress(stage, 0.04 * done)
+
     try:
-        ops.prepare(device)
+        ops.prepare(device, show)
     except RuntimeError as error:
         raise BadRequest(str(error)) from error
 

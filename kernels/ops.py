@@ -6,6 +6,7 @@ the start on a card need not wait for, and triton is needed nowhere but on a car
 REFERENCE=1 in the environment takes the reference everywhere (read once, at import).
 """
 
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -51,6 +52,15 @@ def _cpu() -> ModuleType:
     return kernels.cpu
 
 
+def _compile_for_cpu(on_progress: Callable[[float], None]) -> None:
+    """What `_cpu` imports, one by one: numba compiles at import."""
+    names = ("norm", "rope", "activation", "attention", "dense", "gemm")
+    for done, name in enumerate(names):
+        on_progress(done / len(names))
+        importlib.import_module(f"kernels.cpu.{name}")
+    on_progress(1.0)
+
+
 @cache
 def _gpu() -> ModuleType:
     import kernels.gpu
@@ -72,15 +82,16 @@ def _gpu() -> ModuleType:
     return kernels.gpu
 
 
-def prepare(device: Device) -> None:
+def prepare(device: Device, on_progress: Callable[[float], None]) -> None:
     """Have the device's kernels ready: on a CPU they are compiled here, once, which takes up to a minute.
 
+    on_progress  is told the share done
     Raises RuntimeError in words for a user if a card's kernels cannot be compiled on this machine.
     """
     if _REFERENCE_ONLY:
         return
     if device.kind == "cpu":
-        _cpu()
+        _compile_for_cpu(on_progress)
         return
     if reason := missing_for_kernels():
         raise RuntimeError(reason)

@@ -214,6 +214,13 @@ def load_endless(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
     raise AssertionError("nobody ended this load")
 
 
+def load_falling_silent(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
+    for number in range(35):
+        time.sleep(0.1)
+        on_progress(f"layer {number}", number / 35)
+    return load_endless(config, lambda stage, fraction: None)
+
+
 def load_faulty(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:
     return _FaultyRunner(max_model_len=4096, num_blocks=2048, max_num_seqs=config.max_num_seqs, step_s=0.01)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -39,12 +39,10 @@ posix_only = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals"
 
 
 def _start(
-    runner: str, on_loading: Callable[[str, float], None] | None = None, log_path: str | None = None
+    runner: str, on_loading: Callable[[str, float], None] | None = None, **options: Any
 ) -> asyncio.Future[EngineClient]:
     config, load_runner = EngineConfig(model="fake", max_num_seqs=8), f"tests.engine.fake_runner:{runner}"
-    return asyncio.ensure_future(
-        EngineClient.start(config, on_loading=on_loading, load_runner=load_runner, log_path=log_path)
-    )
+    return asyncio.ensure_future(EngineClient.start(config, on_loading=on_loading, load_runner=load_runner, **options))
 
 
 @asynccontextmanager
@@ -294,6 +292,14 @@ async def test_child_killed_while_loading_is_an_error_of_the_start() -> None:
     os.kill(child, signal.SIGKILL)
     with pytest.raises(EngineDied, match="SIGKILL"):
         await starting
+
+
+async def test_a_child_may_load_as_long_as_it_speaks_and_is_ended_once_it_says_nothing() -> None:
+    before, told = _engine_children(), list[str]()
+    with pytest.raises(EngineDied, match="hung while it loaded: it said nothing for 3 s"):
+        await _start("load_falling_silent", lambda stage, fraction: told.append(stage), silence_s=3.0)
+    assert told[-1] == "layer 34", "that is 3.5 s of work"
+    assert _engine_children() - before == set()
 
 
 async def test_cancelling_a_start_ends_the_child() -> None:

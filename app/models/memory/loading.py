@@ -55,9 +55,14 @@ class Loader:
             resident.show("Waiting before the next try", None)
             await asyncio.sleep(conduct.pause_s)
             resident.show("Starting the engine", None)
-            resident.started_at = time.monotonic()
+            resident.begin_load()
             try:
-                child = await self._start_engine(self.config(folder), on_loading=resident.show, log_path=log_path)
+                child = await self._start_engine(
+                    self.config(folder),
+                    on_loading=resident.show_load,
+                    log_path=log_path,
+                    silence_s=self._settings.load_timeout,
+                )
             except EngineDied as death:
                 conduct.failed(death.message)
                 await self.say(model_id, f"died while it loaded: {death.message}")

@@ -68,7 +68,7 @@ class StartEngine(Protocol):
     """`EngineClient.start`: returns when the model can answer; cancelling it ends the child. Raises EngineError."""
 
     def __call__(
-        self, config: EngineConfig, *, on_loading: Callable[[str, float], None], log_path: str | None
+        self, config: EngineConfig, *, on_loading: Callable[[str, float], None], log_path: str | None, silence_s: float
     ) -> Awaitable[Engine]: ...
 
 
@@ -127,6 +127,7 @@ class Resident:
         self.fraction: float | None = None
         self.expected_s: float | None = None  # from the start of its engine, as the last load went
         self.started_at = 0.0  # its engine; this and the times below are of the monotonic clock
+        self._told_since: tuple[float, float] | None = None  # when, and the share from which its speed is measured
         self.failed_at = 0.0
         self.used_at = time.monotonic()
         self.is_fetching = False
@@ -200,16 +201,26 @@ class Resident:
         return ModelStatus(state="ready", model=self.model_id, max_model_len=ready.info.max_model_len)
 
     def _seconds_left(self) -> float | None:
-        """As the last load of it went; else as this one has gone so far."""
+        """As the last load of it went; else as this one goes since its first steps, which tell nothing of the rest."""
         if not self.started_at:
             return None
-        passed_s = time.monotonic() - self.started_at
-        if self.expected_s is not None and passed_s < self.expected_s:
-            return self.expected_s - passed_s
-        share = self.fraction or 0.0
-        return passed_s * (1 - share) / share if share >= _TOLD_FROM else None
+        now = time.monotonic()
+        if self.expected_s is not None and now - self.started_at < self.expected_s:
+            return self.expected_s - (now - self.started_at)
+        since, first_share = self._told_since or (now, 1.0)
+        done = (self.fraction or 0.0) - first_share
+        return (now - since) * (1 - first_share - done) / done if done >= _TOLD_FROM else None
 
     # -- what its load says
+
+    def begin_load(self) -> None:
+        self.started_at, self._told_since = time.monotonic(), None
+
+    def show_load(self, stage: str, fraction: float) -> None:
+        """fraction  of the whole load of its engine"""
+        self.show(stage, fraction)
+        if self._told_since is None and fraction >= _TOLD_FROM:
+            self._told_since = (time.monotonic(), fraction)
 
     def show(self, stage: str, fraction: float | None) -> None:
         """Called from the fetching thread and from the event loop; two plain stores, so no lock."""

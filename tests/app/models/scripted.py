@@ -104,12 +104,16 @@ class Engines:
     needed   bytes, by model
     on_card  what its children report there; None puts them on a CPU
     begins_at_once, finishes_at_once  its children's answers wait for nothing
+    say      what the load under way says of itself
+    silence_s  that the last load was allowed
     """
 
+    say: Callable[[str, float], None] = field(init=False)
     children: list[Child] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     num_cancelled: int = 0
+    silence_s: float = 0.0
     needed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("one", "two", "three"), 10**9))
     on_card: MemoryReport | None = None
     begins_at_once: bool = True
@@ -120,8 +124,9 @@ class Engines:
         return EngineStats(last_step_age_s=last_step_age_s)
 
     async def __call__(
-        self, config: EngineConfig, *, on_loading: Callable[[str, float], None], log_path: str | None
+        self, config: EngineConfig, *, on_loading: Callable[[str, float], None], log_path: str | None, silence_s: float
     ) -> Child:
+        self.say, self.silence_s = on_loading, silence_s
         on_loading("reading weights", 0.25)
         try:
             await self.gate.wait()

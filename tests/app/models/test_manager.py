@@ -55,6 +55,7 @@ async def test_the_engine_gets_what_the_settings_say(manager: ModelManager, engi
     await manager.acquire("")
     options = {"max_num_seqs": 5, "kv_gb": 0.5, "cache_dir": str(tmp_path / "cache")}
     assert engines.children[0].config == EngineConfig(model=str(tmp_path / "one"), **options)
+    assert engines.silence_s == 600
 
 
 async def test_the_catalogues_sampling_goes_with_the_model(manager: ModelManager) -> None:

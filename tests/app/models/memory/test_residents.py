@@ -1,6 +1,7 @@
 """Several models, one memory: who goes for whom, in which order, and what becomes of models and requests that fail."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -429,5 +430,10 @@ async def test_the_seconds_left_are_those_of_the_last_load(
         engines.gate.clear()
         manager.load("two")
         await until(lambda: manager.status().model == "two" and manager.status().stage == "reading weights")
+        assert manager.status().seconds_left is None, "one word tells no speed"
+        began = time.monotonic()
+        await asyncio.sleep(0.02)
+        engines.say("reading weights", 0.5)
         left = manager.status().seconds_left
-        assert left is not None and left < 30, "a quarter was done at once"
+        passed = time.monotonic() - began
+        assert left is not None and 0.02 * 2 <= left < 2 * passed + 1, "a third of what was left took so long"
