@@ -9,6 +9,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,8 @@ class History:
         self._forget_old()
 
     def close(self) -> None:
-        """Answers that are being written here are cut."""
-        with self._database.writing() as db:
+        """Answers that are being written here are cut; where that cannot be written, the next start does it."""
+        with suppress(AppError), self._database.writing() as db:
             db.execute("UPDATE nodes SET state = 'cut' WHERE state = 'writing' AND writer = ?", [self._writer])
         self._database.close()
 

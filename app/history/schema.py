@@ -48,6 +48,7 @@ _CHATS = (
 # the making is written several times a second and gets into the index once, when it is over.
 _WORDS = (
     "CREATE VIRTUAL TABLE words USING fts5 (text, content = 'nodes', content_rowid = 'seq', tokenize = 'trigram')",
+    "INSERT INTO words (rowid, text) SELECT seq, text FROM nodes WHERE state <> 'writing'",
     """
     CREATE TRIGGER words_of_new AFTER INSERT ON nodes WHEN new.state <> 'writing' BEGIN
         INSERT INTO words (rowid, text) VALUES (new.seq, new.text);
