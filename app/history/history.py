@@ -19,7 +19,9 @@ import psutil
 from app.errors import AppError
 from app.history import rows
 from app.history.database import Database
+from app.history.exchange import WholeChat
 from app.history.search import find
+from app.history.transfer import insert_whole, read_whole
 from app.history.types import Attachment, Chat, Found, Node, Role, State
 
 UNDO_S = 600.0  # that a deleted chat can be brought back; then nothing of it stays in the file
@@ -206,6 +208,31 @@ class History:
         """Chats with all words of the query in their title or in one message (app.history.search)."""
         with self._database.reading() as db:
             return find(db, query, limit)
+
+    # Whole chats
+
+    def export(self, chat_ids: Sequence[str] | None = None) -> list[WholeChat]:
+        """All that they are; None takes every chat. For `write_json` and `write_markdown`."""
+        with self._database.reading() as db:
+            if chat_ids is None:
+                sql = "SELECT id FROM chats WHERE deleted_at IS NULL ORDER BY updated_at DESC, id"
+                chat_ids = [row["id"] for row in db.execute(sql)]
+            return [read_whole(db, _chat(db, chat_id)) for chat_id in chat_ids]
+
+    def import_(self, chats: Sequence[WholeChat]) -> list[Chat]:
+        """All of them or, where that fails, none; beside what is there already."""
+        with self._database.writing() as db:
+            return [_chat(db, insert_whole(db, chat, self._new_id)) for chat in chats]
+
+    def branch(self, node_id: str) -> Chat:
+        """A new chat with what leads to this message, and nothing else of its chat."""
+        with self._database.writing() as db:
+            chat = _chat(db, _node(db, node_id).chat_id)
+            above = {row["id"] for row in db.execute(rows.PATH, {"leaf_id": node_id, "limit": _ALL})}
+            whole = read_whole(db, chat)
+            kept = tuple(message for message in whole.messages if message.id in above)
+            now = {"leaf_id": node_id, "is_pinned": False, "created_at": 0.0, "updated_at": 0.0, "messages": kept}
+            return _chat(db, insert_whole(db, whole.model_copy(update=now), self._new_id))
 
     # Attachments
 
