@@ -13,9 +13,12 @@ from pathlib import Path
 
 from app.errors import AppError
 from app.history.history import History
+from app.history.types import Chat
 
 HISTORY_FILE = "history.db"
 INCOGNITO = "incognito-"  # begins the ids of its chats, messages and files
+INCOGNITO_S = 6 * 3600.0  # after its last word: the tab that it was in may be gone
+_ALL = 1_000_000
 _BESIDE = ("-wal", "-shm", "")  # what a database's file names end with; the file itself is moved last
 
 
@@ -24,7 +27,7 @@ class Book:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.incognito = History(None, id_prefix=INCOGNITO)
+        self.incognito = History(None, id_prefix=INCOGNITO, undo_s=0.0)
         self._kept: History | None = None
         self._opening = threading.Lock()
 
@@ -39,6 +42,15 @@ class Book:
     def of(self, its_id: str) -> History:
         """The history of a chat, a message or a file."""
         return self.incognito if is_incognito(its_id) else self.kept
+
+    def create(self, *, is_incognito: bool = False) -> Chat:
+        """A new chat. Incognito ones that nobody has spoken in for INCOGNITO_S are forgotten on this occasion."""
+        if not is_incognito:
+            return self.kept.create_chat()
+        for chat in self.incognito.chats(limit=_ALL):
+            if chat.updated_at < time.time() - INCOGNITO_S:
+                self.incognito.delete_chat(chat.id)
+        return self.incognito.create_chat()
 
     def set_aside(self) -> Path:
         """Move a file that cannot be used out of the way, and begin a new one; gives its new place.

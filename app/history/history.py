@@ -4,6 +4,7 @@ Knows no HTTP. Every method blocks (call it through `app.background`) and may be
 returned outlives a kill of the process, and a loss of power too unless it is a piece of an answer in the making.
 """
 
+import json
 import os
 import secrets
 import sqlite3
@@ -22,9 +23,9 @@ from app.history.database import Database
 from app.history.exchange import WholeChat
 from app.history.search import find
 from app.history.transfer import insert_whole, read_whole
-from app.history.types import Attachment, Chat, Found, Node, Role, State
+from app.history.types import Attachment, Chat, Found, Node, Preset, Role, State
 
-UNDO_S = 600.0  # that a deleted chat can be brought back; then nothing of it stays in the file
+UNDO_S = 600.0
 _UNSENT_S = 86_400.0  # that a file waits for the message it was attached to
 _TITLE_CHARS = 60
 _ALL = 1 << 62
@@ -35,12 +36,14 @@ class History:
     """
     path       of the file; None keeps all in memory, and it is gone after `close`
     id_prefix  of every id that is made here
+    undo_s     that a deleted chat can be brought back; then nothing of it stays in the file
 
     Methods raise AppError: 404 for what is not there, 503 for a file that cannot be used (app.history.refusals).
     """
 
-    def __init__(self, path: Path | None, *, id_prefix: str = "") -> None:
+    def __init__(self, path: Path | None, *, id_prefix: str = "", undo_s: float = UNDO_S) -> None:
         self._id_prefix = id_prefix
+        self._undo_s = undo_s
         self._writer = _own_name()
         self._database = Database(path)
         self._cut_answers_of_the_dead()
@@ -102,11 +105,11 @@ class History:
             return _chat(db, chat_id)
 
     def delete_chat(self, chat_id: str) -> None:
-        """It can be brought back for UNDO_S."""
-        self._forget_old()
+        """It is gone at once, but can be brought back for a while (`undo_s`)."""
         with self._database.writing() as db:
             _chat(db, chat_id)
             db.execute("UPDATE chats SET deleted_at = ? WHERE id = ?", [time.time(), chat_id])
+        self._forget_old()
 
     def restore_chat(self, chat_id: str) -> Chat:
         with self._database.writing() as db:
@@ -251,6 +254,24 @@ class History:
             raise _not_found("file", attachment_id)
         return str(row["text"])
 
+    # Presets
+
+    def presets(self) -> list[Preset]:
+        with self._database.reading() as db:
+            found = db.execute("SELECT name, system, sampling FROM presets ORDER BY name")
+            return [Preset(row["name"], row["system"], json.loads(row["sampling"])) for row in found]
+
+    def save_preset(self, preset: Preset) -> None:
+        """In place of one of the same name."""
+        values = [preset.name, preset.system, rows.as_json(preset.sampling)]
+        with self._database.writing() as db:
+            db.execute("INSERT OR REPLACE INTO presets (name, system, sampling) VALUES (?, ?, ?)", values)
+
+    def delete_preset(self, name: str) -> None:
+        with self._database.writing() as db:
+            if db.execute("DELETE FROM presets WHERE name = ?", [name]).rowcount == 0:
+                raise _not_found("preset", name)
+
     # Inside
 
     def _new_id(self) -> str:
@@ -266,7 +287,7 @@ class History:
     def _forget_old(self) -> None:
         now = time.time()
         with self._database.writing() as db:
-            db.execute("DELETE FROM chats WHERE deleted_at < ?", [now - UNDO_S])
+            db.execute("DELETE FROM chats WHERE deleted_at <= ?", [now - self._undo_s])
             db.execute("DELETE FROM attachments WHERE chat_id IS NULL AND created_at < ?", [now - _UNSENT_S])
 
 

@@ -87,4 +87,14 @@ _ATTACHMENTS = (
     "CREATE INDEX attachments_by_chat ON attachments (chat_id)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_CHATS, _WORDS, _ATTACHMENTS)
+_PRESETS = (
+    """
+    CREATE TABLE presets (
+        name TEXT PRIMARY KEY,
+        system TEXT NOT NULL,
+        sampling TEXT NOT NULL
+    ) STRICT
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_CHATS, _WORDS, _ATTACHMENTS, _PRESETS)

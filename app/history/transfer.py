@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Callable
+from typing import Any
 
 from app.history import rows
 from app.history.exchange import WholeChat, WholeFile, WholeMessage
@@ -86,7 +87,7 @@ def _insert_message(
     )
 
 
-def _insert_file(db: sqlite3.Connection, file: WholeFile, chat_id: str, its_id: str) -> dict[str, str | int]:
+def _insert_file(db: sqlite3.Connection, file: WholeFile, chat_id: str, its_id: str) -> dict[str, Any]:
     rows.insert(db, "attachments", {**file.model_dump(), "id": its_id, "chat_id": chat_id, "created_at": time.time()})
-    known = {"id": its_id, "name": file.name, "kind": file.kind, "num_bytes": file.num_bytes}
-    return {**known, "num_chars": len(file.text)}
+    summary = file.model_dump(exclude={"text"})
+    return {**summary, "id": its_id, "num_chars": len(file.text)}

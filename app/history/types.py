@@ -79,3 +79,12 @@ class Found:
     chat: Chat
     node_id: str | None
     excerpt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A system prompt and sampling under a name, to be put into chats."""
+
+    name: str
+    system: str
+    sampling: Mapping[str, Any]

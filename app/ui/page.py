@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import AppError
+from app.ui import refusals
 from app.ui.chat_tab import ChatTab
 from app.ui.live import Hub, State
 from app.ui.named import NamedChat
@@ -65,7 +65,7 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource, rooms: Iterable
     hub = Hub()
     hub.add("status", State(lambda: asdict(status())), every_s=_STATUS_EVERY_S)
     app.add_api_route("/ui/status", ui_status, include_in_schema=False)
-    app.add_exception_handler(AppError, _refused)
+    refusals.install(app)
     app.include_router(hub.router())
     for room in rooms:
         room(app, hub)
@@ -100,11 +100,6 @@ class _Files(StaticFiles):
         reply = super().file_response(*args, **kwargs)
         reply.headers["Cache-Control"] = "no-cache"
         return reply
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AppError)
-    return JSONResponse({"error": error.as_fields()}, error.status)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

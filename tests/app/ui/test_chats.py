@@ -1,0 +1,222 @@
+"""The routes behind the list of conversations, its files and presets, as a tab asks them."""
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
+
+from app.api.keys import ApiKey
+from app.history.book import Book
+from app.ui import attachments, chats, refusals
+
+
+class House:
+    """The routes over a history in a folder. `told` are the calls of what makes answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.book = Book(folder / "history.db")
+        self.told: list[tuple[str, str]] = []
+        self.is_admin = True
+        self.num_tokens: int | None = 7
+        app = FastAPI()
+        app.middleware("http")(self._with_key)
+        refusals.install(app)
+        app.include_router(chats.router(self.book, self))
+        app.include_router(attachments.router(self.book, self.count))
+        self.client = TestClient(app)
+
+    async def _with_key(self, request: Request, go_on: Any) -> Any:
+        request.state.key = ApiKey("laptop", b"", is_admin=self.is_admin)
+        return await go_on(request)
+
+    def changed(self, chat_id: str) -> None:
+        self.told.append(("changed", chat_id))
+
+    async def stop_chat(self, chat_id: str) -> None:
+        self.told.append(("stopped", chat_id))
+
+    async def count(self, text: str) -> int | None:
+        return self.num_tokens and len(text)
+
+    def get(self, path: str, status: int = 200, **query: Any) -> Any:
+        reply = self.client.get(f"/ui/{path}", params=query)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    def post(self, path: str, body: Any = None, status: int = 200) -> Any:
+        sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+        reply = self.client.post(f"/ui/{path}", **sent)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    def chat(self, *texts: str, **fields: Any) -> str:
+        chat_id: str = self.post("chats", fields)["id"]
+        parent_id = None
+        for number, text in enumerate(texts):
+            role: Any = "assistant" if number % 2 else "user"
+            parent_id = self.book.of(chat_id).add(chat_id, parent_id, role, text).id
+        return chat_id
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.book.close()
+
+
+def test_the_list_is_told_in_pages_with_its_folders(house: House) -> None:
+    first = house.chat("one", folder="work")
+    second = house.chat("two")
+    told = house.get("chats", limit=1)
+    assert [chat["id"] for chat in told["chats"]] == [second] and told["has_more"] and told["folders"] == ["work"]
+    told = house.get("chats", limit=1, offset=1)
+    assert [chat["id"] for chat in told["chats"]] == [first] and not told["has_more"]
+    assert [chat["id"] for chat in house.get("chats", folder="work")["chats"]] == [first]
+
+
+def test_a_search_gives_the_chat_and_the_message(house: House) -> None:
+    chat_id = house.chat("where is the needle?")
+    house.chat("hay")
+    (found,) = house.get("chats/search", q="NEED")["found"]
+    assert found["chat"]["id"] == chat_id and found["node_id"] and "needle" in found["excerpt"]
+
+
+def test_a_change_keeps_what_it_does_not_name_and_tells_the_tabs(house: House) -> None:
+    chat_id = house.chat("one", system="Be brief.", sampling={"temperature": 0.2, "stop": ["\n"]})
+    house.told.clear()
+    told = house.post(f"chats/{chat_id}", {"title": "  Renamed ", "is_pinned": True})
+    assert (told["title"], told["is_pinned"], told["system"]) == ("Renamed", True, "Be brief.")
+    assert told["sampling"] == {"temperature": 0.2, "stop": ["\n"]}
+    assert house.told == [("changed", chat_id)]
+    assert house.post(f"chats/{chat_id}", {"sampling": {}, "system": ""})["sampling"] == {}
+    assert house.get(f"chats/{chat_id}")["system"] == ""
+
+
+@pytest.mark.parametrize(
+    "change", [{"sampling": {"temperature": 3}}, {"sampling": {"heat": 1}}, {"title": "x" * 201}, {"leaf_id": "x"}]
+)
+def test_a_change_that_makes_no_sense_changes_nothing(house: House, change: dict[str, Any]) -> None:
+    chat_id = house.chat("one")
+    before = house.get(f"chats/{chat_id}")
+    (name,) = change
+    assert name in house.post(f"chats/{chat_id}", change, status=422)["error"]["message"]
+    assert house.get(f"chats/{chat_id}") == before
+
+
+def test_a_deletion_stops_answers_and_can_be_undone(house: House) -> None:
+    chat_id = house.chat("one")
+    house.told.clear()
+    assert house.post(f"chats/{chat_id}/delete") == {"can_undo": True}
+    assert house.told == [("stopped", chat_id), ("changed", chat_id)]
+    assert house.get("chats")["chats"] == []
+    assert house.get(f"chats/{chat_id}", status=404)["error"]["code"] == "chat_not_found"
+    assert house.post(f"chats/{chat_id}/restore")["id"] == chat_id
+    assert len(house.get("chats")["chats"]) == 1
+
+
+def test_an_incognito_chat_is_in_no_list_and_its_deletion_is_final(house: House, tmp_path: Path) -> None:
+    chat_id = house.chat("a secret", is_incognito=True)
+    assert house.get(f"chats/{chat_id}")["is_incognito"]
+    assert house.get("chats")["chats"] == [] and house.get("chats/search", q="secret")["found"] == []
+    assert house.post(f"chats/{chat_id}/delete") == {"can_undo": False}
+    house.post(f"chats/{chat_id}/restore", status=404)
+
+
+def test_a_branch_is_a_new_chat(house: House) -> None:
+    chat_id = house.chat("ask", "answer", "more")
+    second = house.book.kept.path(house.get(f"chats/{chat_id}")["leaf_id"])[1]
+    branched = house.post("chats/branch", {"node_id": second.id})
+    assert [node.text for node in house.book.kept.path(branched["leaf_id"])] == ["ask", "answer"]
+
+
+@pytest.mark.parametrize("form", ["json", "markdown"])
+def test_a_chat_that_was_exported_comes_in_again(house: House, form: str) -> None:
+    chat_id = house.chat("ask", "answer", title='Ü/"1"')
+    reply = house.client.get("/ui/chats/export", params={"ids": chat_id, "form": form})
+    ending = {"json": "json", "markdown": "md"}[form]
+    assert f"filename*=UTF-8''%C3%9C%201.{ending}" in reply.headers["content-disposition"]
+    (chat,) = house.post("chats/import", reply.content)["chats"]
+    assert chat["id"] != chat_id and chat["title"] == 'Ü/"1"'
+    assert [node.text for node in house.book.kept.path(chat["leaf_id"])] == ["ask", "answer"]
+
+
+def test_all_chats_are_exported_at_once(house: House) -> None:
+    for _ in range(2):
+        house.chat("ask", "answer", title="same")
+    assert len(json.loads(house.client.get("/ui/chats/export").content)["chats"]) == 2
+    packed = zipfile.ZipFile(io.BytesIO(house.client.get("/ui/chats/export", params={"form": "markdown"}).content))
+    assert packed.namelist() == ["0001 same.md", "0002 same.md"]
+
+
+def test_a_file_that_is_no_export_is_refused_in_words(house: House) -> None:
+    assert "no JSON" in house.post("chats/import", b"{", status=400)["error"]["message"]
+    assert "not UTF-8" in house.post("chats/import", b"\xff\xfe\0", status=400)["error"]["message"]
+    assert house.get("chats")["chats"] == []
+
+
+def test_a_file_that_is_too_large_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chats, "MAX_IMPORT_BYTES", 1 << 20)
+    told = house.post("chats/import", b"x" * ((1 << 20) + 1), status=413)
+    assert "larger than 1 MB" in told["error"]["message"]
+
+
+def test_presets_are_kept_by_name(house: House) -> None:
+    house.post("presets", {"name": "Coder", "system": "You write code.", "sampling": {"temperature": 0}})
+    house.post("presets", {"name": "Coder", "sampling": {"temperature": 0.1}})
+    house.post("presets", {"name": "Bard"})
+    assert house.get("presets")["presets"] == [
+        {"name": "Bard", "system": "", "sampling": {}},
+        {"name": "Coder", "system": "", "sampling": {"temperature": 0.1}},
+    ]
+    house.post("presets/delete", {"name": "Bard"})
+    house.post("presets/delete", {"name": "Bard"}, status=404)
+
+
+# Attachments
+
+
+def test_a_file_is_kept_as_text_and_counted(house: House) -> None:
+    kept = house.post("attachments?name=a.py", b"print(1)\n")
+    assert (kept["name"], kept["kind"], kept["num_bytes"], kept["num_chars"]) == ("a.py", "text", 9, 9)
+    num_tokens = house.get(f"attachments/{kept['id']}/tokens", name="a.py")["num_tokens"]
+    assert num_tokens == len("File: a.py\n```py\nprint(1)\n```\n\n")
+    house.num_tokens = None
+    assert house.get(f"attachments/{kept['id']}/tokens")["num_tokens"] is None
+
+
+def test_a_file_for_an_incognito_chat_is_kept_in_memory(house: House) -> None:
+    kept = house.post("attachments?name=a.py&is_incognito=true", b"print(1)\n")
+    chat_id = house.chat(is_incognito=True)
+    house.book.incognito.add(chat_id, None, "user", "see", attachment_ids=[kept["id"]])
+    assert house.book.of(kept["id"]).attached_text(kept["id"]) == "print(1)\n"
+
+
+def test_a_file_that_is_no_text_is_refused_in_words(house: House) -> None:
+    error = house.post("attachments?name=photo.png", b"\x89PNG\0", status=415)["error"]
+    assert error["message"].startswith("photo.png") and error["hint"]
+
+
+# A history that cannot be used
+
+
+def test_a_damaged_history_is_told_and_can_be_set_aside_by_an_admin(tmp_path: Path) -> None:
+    (tmp_path / "history.db").write_bytes(b"no database" * 1000)
+    house = House(tmp_path)
+    assert house.get("chats", status=503)["error"]["code"] == "history_damaged"
+    assert house.get("history")["error"]["code"] == "history_damaged"
+    incognito = house.chat("goes on", is_incognito=True)
+    assert house.get(f"chats/{incognito}")["title"] == "goes on"
+    house.is_admin = False
+    house.post("history/set_aside", status=403)
+    house.is_admin = True
+    moved_to = Path(house.post("history/set_aside")["moved_to"])
+    assert moved_to.read_bytes() == b"no database" * 1000
+    assert house.get("history")["error"] is None and house.get("chats")["chats"] == []
+    house.book.close()
