@@ -26,7 +26,7 @@ from app.history.transfer import insert_whole, read_whole
 from app.history.types import Attachment, Chat, Found, Node, Preset, Role, State
 
 UNDO_S = 600.0
-_UNSENT_S = 86_400.0  # that a file waits for the message it was attached to
+_UNUSED_S = 86_400.0  # that a file waits for the message it was attached to, and an unnamed chat for its first
 _TITLE_CHARS = 60
 _ALL = 1 << 62
 _CHANGEABLE = ("title", "folder", "is_pinned", "model_id", "system", "sampling")
@@ -79,9 +79,13 @@ class History:
             return _chat(db, chat_id)
 
     def chats(self, *, folder: str | None = None, limit: int = 100, offset: int = 0) -> list[Chat]:
-        """Pinned ones first, then by their last message. folder: None takes all."""
+        """Pinned ones first, then by their last message; not those without a title and a message.
+
+        folder  None takes all
+        """
         sql = f"""
-            SELECT {rows.CHAT} FROM chats WHERE deleted_at IS NULL AND (:folder IS NULL OR folder = :folder)
+            SELECT {rows.CHAT} FROM chats
+            WHERE deleted_at IS NULL AND (leaf_id IS NOT NULL OR title <> '') AND (:folder IS NULL OR folder = :folder)
             ORDER BY is_pinned DESC, updated_at DESC, id LIMIT :limit OFFSET :offset
         """
         with self._database.reading() as db:
@@ -198,11 +202,13 @@ class History:
             return [rows.node(row) for row in found]
 
     def select(self, chat_id: str, node_id: str) -> Chat:
-        """Show the branch that this message is in: down to the newest message below it."""
+        """Show the branch that this message is in, down to the newest message below it; one that is shown stays."""
         with self._database.writing() as db:
-            _chat(db, chat_id)
+            chat = _chat(db, chat_id)
             if _node(db, node_id).chat_id != chat_id:
                 raise _not_found("message", node_id)
+            if node_id in _ids_above(db, chat.leaf_id):
+                return chat
             leaf_id = db.execute(rows.NEWEST_BELOW, {"id": node_id}).fetchone()["id"]
             db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", [leaf_id, chat_id])
             return _chat(db, chat_id)
@@ -231,7 +237,7 @@ class History:
         """A new chat with what leads to this message, and nothing else of its chat."""
         with self._database.writing() as db:
             chat = _chat(db, _node(db, node_id).chat_id)
-            above = {row["id"] for row in db.execute(rows.PATH, {"leaf_id": node_id, "limit": _ALL})}
+            above = _ids_above(db, node_id)
             whole = read_whole(db, chat)
             kept = tuple(message for message in whole.messages if message.id in above)
             now = {"leaf_id": node_id, "is_pinned": False, "created_at": 0.0, "updated_at": 0.0, "messages": kept}
@@ -288,7 +294,8 @@ class History:
         now = time.time()
         with self._database.writing() as db:
             db.execute("DELETE FROM chats WHERE deleted_at <= ?", [now - self._undo_s])
-            db.execute("DELETE FROM attachments WHERE chat_id IS NULL AND created_at < ?", [now - _UNSENT_S])
+            for unused in ("attachments WHERE chat_id IS NULL AND", "chats WHERE leaf_id IS NULL AND title = '' AND"):
+                db.execute(f"DELETE FROM {unused} created_at < ?", [now - _UNUSED_S])
 
 
 def _chat(db: sqlite3.Connection, chat_id: str) -> Chat:
@@ -303,6 +310,11 @@ def _node(db: sqlite3.Connection, node_id: str) -> Node:
     if row is None:
         raise _not_found("message", node_id)
     return rows.node(row)
+
+
+def _ids_above(db: sqlite3.Connection, leaf_id: str | None) -> set[str]:
+    """Of the path to it, itself included."""
+    return {row["id"] for row in db.execute(rows.IDS_ABOVE, {"leaf_id": leaf_id})}
 
 
 def _claim(db: sqlite3.Connection, attachment_id: str, chat_id: str) -> Attachment:

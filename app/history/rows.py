@@ -27,6 +27,14 @@ PATH = f"""
     )
     SELECT {_NODE} FROM up JOIN nodes n ON n.id = up.id ORDER BY up.height DESC
 """
+IDS_ABOVE = """
+    WITH RECURSIVE up (id, parent_id) AS (
+        SELECT id, parent_id FROM nodes WHERE id = :leaf_id
+        UNION ALL
+        SELECT p.id, p.parent_id FROM up JOIN nodes p ON p.id = up.parent_id
+    )
+    SELECT id FROM up
+"""
 # From a node down, each time to the newest below it.
 NEWEST_BELOW = """
     WITH RECURSIVE down (id, depth) AS (

@@ -77,10 +77,12 @@ export class Refused extends Error {
   }
 }
 
-/** Ask the server: GET, or POST where there is a body (an object, sent as JSON). Gives the reply's JSON; throws Refused. */
+/** Ask the server: GET, or POST where there is a body (an object goes as JSON, a file as it is). Gives the reply's JSON;
+ *  throws Refused. */
 export async function ask(path, { method, body, signal } = {}) {
   const options = { method: method ?? (body === undefined ? "GET" : "POST"), cache: "no-store", signal };
-  if (body !== undefined) {
+  if (body instanceof Blob) options.body = body;
+  else if (body !== undefined) {
     options.body = JSON.stringify(body);
     options.headers = { "Content-Type": "application/json" };
   }

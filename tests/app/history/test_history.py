@@ -56,8 +56,25 @@ def test_selecting_a_version_shows_its_branch_down_to_the_newest_message(history
     history.add(chat_id, None, "user", "ask anew")
     assert _shown(history, chat_id) == ["ask anew"]
     assert history.select(chat_id, ids[0]).leaf_id == ids[3]
-    history.add(chat_id, ids[2], "assistant", "another answer to more", is_shown=False)
-    assert history.select(chat_id, ids[1]).leaf_id != ids[3]
+
+
+def test_selecting_a_message_that_is_shown_leaves_the_branch_below_it(history: History) -> None:
+    chat_id, ids = _talk(history, "ask", "answer", "more", "answer to more")
+    newer = history.add(chat_id, ids[2], "assistant", "another answer to more", is_shown=False)
+    assert history.select(chat_id, ids[1]).leaf_id == ids[3]
+    assert history.select(chat_id, newer.id).leaf_id == newer.id
+
+
+def test_a_chat_without_a_title_and_a_message_is_not_listed_and_not_kept_for_long(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, named = history.create_chat(system="Be brief."), history.create_chat("Named")
+    assert [chat.id for chat in history.chats()] == [named.id]
+    later = time.time() + 90_000
+    monkeypatch.setattr("app.history.history.time.time", lambda: later)
+    history.delete_chat(named.id)
+    with pytest.raises(AppError, match="no chat"):
+        history.chat(empty.id)
 
 
 def test_a_path_can_be_read_from_its_end_in_pieces(history: History) -> None:
