@@ -78,5 +78,5 @@ def from_engine_error(error: EngineError, grammar_param: str | None = None) -> A
     grammar_param  the request field that is at fault where a grammar is
     """
     hint = _HINT_BY_ENGINE_CODE.get(error.code, "")
-    param = grammar_param if error.code == "bad_grammar" else None
+    param = grammar_param if error.code == "bad_grammar" else error.param
     return AppError(_STATUS_BY_ENGINE_CODE.get(error.code, 500), error.code, error.message, hint=hint, param=param)

@@ -252,8 +252,8 @@ class EngineClient:
             case Resized(request_id, memory):
                 self._memory = memory
                 self._end_resize(request_id, memory)
-            case Failed(str() as request_id, code, text):
-                self._hand_over(request_id, error_from_code(code, text), is_last=True)
+            case Failed(str() as request_id, code, text, param):
+                self._hand_over(request_id, error_from_code(code, text, param), is_last=True)
             case Loading(stage, fraction):
                 self._heard_s = time.monotonic()
                 if self._on_loading is not None:

@@ -318,7 +318,8 @@ class Engine:
         if standing.priority and self._policy != "priority":
             raise BadRequest(
                 f"priority is {standing.priority}, and this engine serves by arrival (scheduler_policy is "
-                f"{self._policy!r}). Leave it out, or load the model with scheduler_policy 'priority'."
+                f"{self._policy!r}). Leave it out, or load the model with scheduler_policy 'priority'.",
+                "priority",
             )
 
     def _check_line(self, num_superseded: int) -> None:

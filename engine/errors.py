@@ -16,13 +16,20 @@ EngineError            code, message; picklable, so that it crosses the process 
 
 
 class EngineError(Exception):
-    """A refusal: a stable `code` for programs, a `message` for people (what happened, the numbers, the next step)."""
+    """A refusal: a stable `code` for programs, a `message` for people (what happened, the numbers, the next step).
+
+    param   the field of a request that is at fault, where it is one
+    """
 
     code = "engine_error"
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param)
         self.message = message
+        self.param = param
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class ContextTooLong(EngineError):
@@ -87,6 +94,6 @@ _BY_CODE: dict[str, type[EngineError]] = {
 }
 
 
-def error_from_code(code: str, message: str) -> EngineError:
-    """Rebuild the error that a `Failed(code, message)` carries; a code that we do not know stays an `EngineError`."""
-    return _BY_CODE.get(code, EngineError)(message)
+def error_from_code(code: str, message: str, param: str | None = None) -> EngineError:
+    """Rebuild the error that a `Failed` carries; a code that we do not know stays an `EngineError`."""
+    return _BY_CODE.get(code, EngineError)(message, param)

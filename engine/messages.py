@@ -63,6 +63,7 @@ class Failed:
     request_id: str | None
     code: str
     message: str
+    param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

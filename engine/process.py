@@ -150,7 +150,7 @@ def _answer(message: Submit | Abort | ResizeKV, engine: Engine, outbox: Connecti
     try:
         superseded = engine.add(message.request_id, message.prompt_token_ids, message.params, message.standing)
     except EngineError as refusal:
-        outbox.send(Failed(message.request_id, refusal.code, refusal.message))
+        outbox.send(Failed(message.request_id, refusal.code, refusal.message, refusal.param))
         return
     except (TypeError, ValueError, AttributeError) as fault:  # values of other types: nothing was taken in
         _log.warning("Request %s has parameters that cannot be read.", message.request_id, exc_info=fault)

@@ -337,12 +337,12 @@ class FakeShelf:
         self.check(name or self.now.model)
         return name or self.now.model, ["one", "two", "three"][-num_lines:]
 
-    def memory(self) -> MemoryReport:
-        if not self.now.model:
-            raise AppError(503, "no_model", "No model is loaded.")
-        return self.report
+    def memory(self) -> MemoryReport | None:
+        return self.report if self.now.model else None
 
     async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
+        if not self.now.model:
+            raise AppError(503, "no_model", "No model is loaded.")
         self.asked.append(f"give back {give_back_bytes}")
         self.report = replace(self.report, kv_bytes=10**10 - give_back_bytes)
-        return self.memory()
+        return self.report

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.body import MAX_MESSAGES, Count, Many, invalid
+from app.api.body import MAX_MESSAGES, Many, invalid
 from app.api.conversation import tool_choice_of, tools_of
 from app.api.errors import echo
-from app.api.protocol import Finite, greedy_at_zero, stop_strings
+from app.api.numbers import NUMBER, Positive, Probability, Temperature
+from app.api.protocol import greedy_at_zero, stop_strings
 from app.chat.types import ChatRequest, Effort, Message, SamplingOptions, ToolCall
 from app.errors import AppError
 from engine.types import GrammarKind, GrammarSpec
@@ -73,10 +74,10 @@ class CountBody(BaseModel):
 
 
 class MessagesBody(CountBody):
-    max_tokens: Annotated[Count, Field(ge=1)] | None = None
-    temperature: Annotated[Finite, Field(ge=0)] | None = None
-    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Positive | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Field(ge=0), NUMBER] | None = None
     stop_sequences: Many[str] | None = None
     output_format: dict[str, Any] | None = None
     stream: bool | None = None

@@ -14,9 +14,6 @@ from app.errors import AppError
 MAX_BODY_BYTES = 32 * 2**20  # a million-token prompt, as text or as ids, fits
 MAX_MESSAGES = 50_000  # a template takes seconds for so many
 
-# A number of tokens: what every JSON reader holds exactly, and short enough to be said in a refusal.
-Count = Annotated[int, Field(lt=2**53)]
-
 # A list whose first wrong item is the answer: to tell of a million of them takes a minute.
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]

@@ -4,10 +4,11 @@ from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
-from app.api.body import MAX_MESSAGES, Count, Many, invalid
+from app.api.body import MAX_MESSAGES, Many, invalid
 from app.api.conversation import MessageBody, messages_of, tool_choice_of, tools_of
 from app.api.errors import echo
-from app.api.protocol import MAX_LOGPROBS, GenerationBody, token_limit
+from app.api.numbers import Count, Logprobs
+from app.api.protocol import GenerationBody, token_limit
 from app.chat.types import ChatRequest, Effort, Message
 
 
@@ -15,7 +16,7 @@ class ChatBody(GenerationBody):
     messages: Annotated[Many[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Logprobs | None = None
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema, field_validator
+from pydantic import WithJsonSchema, field_validator
 
 from app.api.body import invalid
 from app.api.errors import echo
-from app.api.protocol import MAX_CHOICES, MAX_LOGPROBS, GenerationBody, token_limit
+from app.api.numbers import Logprobs
+from app.api.protocol import MAX_CHOICES, GenerationBody, token_limit
 from app.chat.types import CompletionRequest, FillIn
 from app.errors import AppError
 
@@ -20,7 +21,7 @@ class CompletionBody(GenerationBody):
     ]
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Logprobs | None = None
 
     @field_validator("logprobs", mode="before")
     @classmethod

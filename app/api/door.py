@@ -36,7 +36,7 @@ class Door:
     """
     allowed_hosts    names that the Host header may carry (without port), "*" for every name. This is what stops DNS
                      rebinding: a web page that resolves its own name to 127.0.0.1 still sends that name. An address
-                     is no name, so it passes.
+                     is no name, so it passes; so does who sends no Host (HTTP/1.0), as no browser does.
     allowed_origins  web pages that may call beside those of this machine and our own, "*" for all. Others are refused
                      and not only kept from reading: a browser sends them our way without asking first.
     is_api           whether the API serves a request; all else is the page's
@@ -87,11 +87,11 @@ class Door:
                 await error_response(internal_error())(scope, receive, reply.send)
 
     def _refusal(self, headers: Headers) -> AppError | None:
-        host = headers.get("host", "")
-        if not self._host_is_allowed(_host_name(host)):
+        host = headers.get("host")
+        if host is not None and not self._host_is_allowed(_host_name(host)):
             return _wrong_host(host)
         origin = headers.get("origin")
-        if origin is None or self._readable_origin(headers) is not None or is_own(origin, host):
+        if origin is None or self._readable_origin(headers) is not None or is_own(origin, host or ""):
             return None
         return _wrong_origin(headers)
 

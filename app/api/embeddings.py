@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from app.api.body import Count, body_schema, invalid, read_body
+from app.api.body import body_schema, invalid, read_body
 from app.api.dialect import Answer
 from app.api.errors import echo, error_response
 from app.api.ids import engine_request_id
 from app.api.models import Shelf
+from app.api.numbers import Positive
 from app.api.stream import WholeReply
 from app.chat.service import ChatService
 from app.chat.types import EmbeddingRequest
@@ -34,7 +35,7 @@ class InputBody(BaseModel):
 
     model: str | None = None
     input: Input
-    dimensions: Annotated[Count, Field(ge=1)] | None = None
+    dimensions: Positive | None = None
 
     def requests(self, request_id: str, model: str) -> list[EmbeddingRequest]:
         """One for each input. Raises AppError (400)."""

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.answers import ChatFormat, timings_block
-from app.api.body import Count, Many, body_schema, read_body
+from app.api.body import Many, body_schema, read_body
 from app.api.dialect import SSE_TYPE, Answer, sse
 from app.api.errors import error_body, error_response
 from app.api.ids import engine_request_id
 from app.api.models import Shelf
+from app.api.numbers import COUNTS, NUMBER
 from app.api.protocol import GenerationBody, token_limit
 from app.api.stream import AnswerReply
 from app.chat.service import ChatService
@@ -66,7 +67,7 @@ class InfillBody(_GapBody):
     input_suffix: str = ""
     input_extra: Many[ExtraFile] | None = None
     prompt: str | None = None
-    n_predict: Annotated[Count, Field(ge=-1)] | None = None
+    n_predict: Annotated[int, Field(ge=-1, lt=COUNTS), NUMBER] | None = None
 
     def request(self, request_id: str) -> CompletionRequest:
         """`n_predict` 0 computes the prompt for the cache and says nothing. Raises AppError (400)."""

@@ -1,6 +1,10 @@
-"""GET and POST /memory: what the loaded model takes of the card, and KV cache given back while answers come."""
+"""GET and POST /memory: what the model in hand takes of the card, and KV cache given back while answers come.
 
-from typing import Any
+Without a model: how much memory there is, and that nothing of it is ours.
+"""
+
+import asyncio
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -8,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.body import body_schema, read_body
 from app.api.guard import admin
 from app.api.models import Shelf
+from app.api.numbers import NUMBER
+from app.models.machine import Memory, card, computer
 from engine.types import MemoryReport
 
 _GB = 1e9
@@ -16,9 +22,11 @@ _GB = 1e9
 class MemoryBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    give_back_gb: float = Field(
-        ge=0, le=1e6, allow_inf_nan=False, description="of the KV cache as it was made; 0 takes it again"
-    )
+    give_back_gb: Annotated[
+        float,
+        Field(ge=0, le=1e6, allow_inf_nan=False, description="of the KV cache as it was made; 0 takes it again"),
+        NUMBER,
+    ]
 
 
 def memory_router(shelf: Shelf) -> APIRouter:
@@ -26,7 +34,8 @@ def memory_router(shelf: Shelf) -> APIRouter:
 
     @router.get("/memory")
     async def memory() -> dict[str, Any]:
-        return _as_told(shelf.memory())
+        report = shelf.memory()
+        return _without_model(await asyncio.to_thread(_machine)) if report is None else _as_told(report)
 
     @router.post("/memory", openapi_extra=body_schema(MemoryBody), dependencies=[Depends(admin)])
     async def resize(request: Request) -> dict[str, Any]:
@@ -35,6 +44,25 @@ def memory_router(shelf: Shelf) -> APIRouter:
         return _as_told(await shelf.resize_kv(int(give_back_gb * _GB)))
 
     return router
+
+
+def _machine() -> Memory:
+    return card() or computer()
+
+
+def _without_model(machine: Memory) -> dict[str, Any]:
+    nothing = MemoryReport(
+        total_bytes=machine.total,
+        free_bytes_at_start=machine.free,
+        weights_bytes=0,
+        workspace_bytes=0,
+        kv_bytes=0,
+        reserve_bytes=0,
+        num_blocks=0,
+        block_size=0,
+        notes=("No model is in memory. POST /models/load loads one; GET /v1/models lists all.",),
+    )
+    return _as_told(nothing)
 
 
 def _as_told(report: MemoryReport) -> dict[str, Any]:

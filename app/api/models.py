@@ -117,8 +117,8 @@ class Shelf(Protocol):
         """The id of a model ("" the one in hand) and the last lines of its engine's log. Raises AppError (404)."""
         ...
 
-    def memory(self) -> MemoryReport:
-        """Of the model in hand. Raises AppError where none is ready."""
+    def memory(self) -> MemoryReport | None:
+        """Of the model in hand; None where none is ready."""
         ...
 
     async def resize_kv(self, give_back_bytes: int) -> MemoryReport:

@@ -11,10 +11,11 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from app.api.body import MAX_MESSAGES, Count, Many, invalid
+from app.api.body import MAX_MESSAGES, Many, invalid
 from app.api.conversation import MessageBody, messages_of, tools_of
 from app.api.errors import echo
-from app.api.protocol import Finite, Penalty, Stop, greedy_at_zero, stop_strings
+from app.api.numbers import Count, Penalty, Probability, Repetition, Seed, Temperature, TopK, Whole
+from app.api.protocol import Stop, greedy_at_zero, stop_strings
 from app.chat.types import ChatRequest, CompletionRequest, Effort, FillIn, Message, SamplingOptions, ToolCall
 from app.errors import AppError
 from engine.types import GrammarKind, GrammarSpec
@@ -30,14 +31,14 @@ class OptionsBody(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     num_predict: Count | None = None
-    temperature: Annotated[Finite, Field(ge=0)] | None = None
-    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[Finite, Field(gt=0)] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    repeat_penalty: Repetition | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Seed | None = None
     stop: Stop = None
 
 
@@ -53,7 +54,7 @@ class OllamaBody(BaseModel):
     think: Think = None
     keep_alive: Any = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
 
     @property
     def wants_stream(self) -> bool:
@@ -137,7 +138,7 @@ class GenerateBody(OllamaBody):
     system: str | None = None
     raw: bool | None = None
     template: str | None = None
-    context: Many[int] | None = None
+    context: Many[Whole] | None = None
     images: list[Any] | None = None
 
     def request(self, request_id: str) -> ChatRequest | CompletionRequest:

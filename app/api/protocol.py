@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from app.api.body import Count, Many, invalid
+from app.api.body import Many, invalid
 from app.api.errors import echo
 from app.api.grammars import FIELDS as GRAMMAR_FIELDS
 from app.api.grammars import named_grammar_of
+from app.api.numbers import COUNTS, NUMBER, Count, Penalty, Probability, Repetition, Seed, Temperature, TopK, Whole
 from app.chat.types import SamplingOptions
 from app.errors import AppError
 from engine.types import RequestClass, Standing
@@ -20,15 +21,12 @@ from engine.types import RequestClass, Standing
 MAX_CHOICES = 128
 MAX_STOPS = 256
 MAX_STOP_CHARS = 4096
-MAX_LOGPROBS = 20
 MAX_BIASES = 16_384
 _SEEDS = 2**63
 _PRIORITIES = 10**9
 
 Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100), NUMBER]
 
 
 def _not_too_many(biases: Any) -> Any:
@@ -51,27 +49,27 @@ class GenerationBody(BaseModel):
 
     model: str | None = None
     max_tokens: Count | None = None
-    temperature: Annotated[Finite, Field(ge=0)] | None = None
-    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[Finite, Field(gt=0)] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Repetition | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[int, Bias], BeforeValidator(_not_too_many)] | None = None
-    min_tokens: Annotated[Count, Field(ge=0)] | None = None
-    seed: Annotated[int, Field(ge=-_SEEDS, lt=_SEEDS)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=COUNTS), NUMBER] | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), NUMBER] | None = None
     stop: Stop = None
-    stop_token_ids: Many[int] | None = None
+    stop_token_ids: Many[Whole] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: Annotated[Many[int], Field(min_length=1)] | None = None
+    allowed_token_ids: Annotated[Many[Whole], Field(min_length=1)] | None = None
     bad_words: Many[str] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: TopK | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, Field(ge=-_PRIORITIES, le=_PRIORITIES)] | None = None
+    priority: Annotated[int, Field(ge=-_PRIORITIES, le=_PRIORITIES), NUMBER] | None = None
     request_class: RequestClass | None = None
     user: Any = None
     response_format: Any = None

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from app.api.body import body_schema, read_body
@@ -66,7 +67,7 @@ class ResponsesFormat:
                 yield from self._about_item([self._item.continued(part.text, part.tokens)])
         if delta.finish_reason is not None:
             self._last = delta
-            yield from self._end_item(_item_status(delta.finish_reason))
+            yield from self._end_item(_status_of(self._item, delta.finish_reason))
 
     def keep_alive(self) -> bytes:
         return b": keep-alive\n\n"
@@ -82,8 +83,8 @@ class ResponsesFormat:
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         (answer,) = answers
         items = list(_items_of(answer))
-        statuses = ["completed"] * (len(items) - 1) + [_item_status(answer.finish_reason)]
-        told = [item.whole(status) for item, status in zip(items, statuses, strict=False)]
+        told = [item.whole("completed") for item in items[:-1]]
+        told += [item.whole(_status_of(item, answer.finish_reason)) for item in items[-1:]]
         return self._response(told, answer.finish_reason, answer.usage)
 
     def refusal(self, error: AppError) -> Response:
@@ -131,6 +132,10 @@ class _Item:
     @property
     def _text(self) -> str:
         return "".join(self._pieces)
+
+    @property
+    def is_whole_call(self) -> bool:
+        return self._kind == "call" and _is_json(self._text)
 
     def added(self) -> Iterator[tuple[str, dict[str, Any]]]:
         empty = self.whole("in_progress")
@@ -199,8 +204,18 @@ def _items_of(answer: Answer) -> Iterator[_Item]:
         yield item
 
 
-def _item_status(finish_reason: str | None) -> str:
-    return "incomplete" if finish_reason == "length" else "completed"
+def _status_of(last: _Item | None, finish_reason: str | None) -> str:
+    """Of the last item. A whole call may be the last that is told: the one that was cut after it had not begun."""
+    is_cut = finish_reason == "length" and not (last is not None and last.is_whole_call)
+    return "incomplete" if is_cut else "completed"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _frame(body: ResponsesBody, model: str) -> dict[str, Any]:

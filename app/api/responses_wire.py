@@ -9,13 +9,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from app.api.body import MAX_MESSAGES, Count, Many, invalid
+from app.api.body import MAX_MESSAGES, Many, invalid
 from app.api.conversation import tool_choice_of, tools_of
 from app.api.errors import echo
 from app.api.grammars import grammar_of
-from app.api.protocol import MAX_LOGPROBS, Finite, Penalty, greedy_at_zero, token_limit
+from app.api.numbers import Count, Logprobs, Penalty, Probability, Seed, Temperature, TopK
+from app.api.protocol import greedy_at_zero, token_limit
 from app.chat.types import (
     ChatRequest,
     Effort,
@@ -45,13 +46,13 @@ class ResponsesBody(BaseModel):
     input: Input
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[Finite, Field(ge=0)] | None = None
-    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    seed: Seed | None = None
+    top_logprobs: Logprobs | None = None
     include: Many[str] | None = None
     tools: Many[dict[str, Any]] | None = None
     tool_choice: Any = None

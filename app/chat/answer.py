@@ -71,7 +71,7 @@ class AnswerText:
         """What was held back, now that nothing follows. `is_cut`: max_tokens or the context ended it."""
         if self._has_its_call:
             return _NOTHING
-        spoken = self._pass_on(self._text.finish())
+        spoken = self._pass_on(self._text.finish(is_cut=is_cut))
         piece = self._channels.finish(is_cut=is_cut) if self._channels else Piece()
         told = self._tell_calls(piece.content)
         found = self._calls.finish() if self._calls else Found()

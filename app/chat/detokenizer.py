@@ -45,9 +45,14 @@ class Detokenizer:
         text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
         return text if self._unstoppable >= 0 else self._stops.feed(text)
 
-    def finish(self) -> str:
-        """What was held back, now that nothing follows. Half a character becomes U+FFFD, as in a whole decode."""
-        return self._stops.feed(self._utf8.decode(b"", final=True)) + self._stops.finish()
+    def finish(self, *, is_cut: bool = False) -> str:
+        """What was held back, now that nothing follows. Half a character becomes U+FFFD, as in a whole decode.
+
+        is_cut   a limit ended the answer, where the model would have gone on: half a character is no text then. vLLM
+                 leaves it out too; who has the answer continued would otherwise have the mark in the middle of it.
+        """
+        end = "" if is_cut else self._stops.feed(self._utf8.decode(b"", final=True))
+        return end + self._stops.finish()
 
 
 class StopStrings:

@@ -11,7 +11,6 @@ from app.models.catalog import CatalogEntry
 from app.models.hub.downloads import Download, Downloads
 from app.models.library import Library
 from app.models.shelf import ModelShelf
-from app.models.shelved import state_word
 from app.settings import Settings
 
 
@@ -46,7 +45,9 @@ def _list(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def _row(entry: CatalogEntry, shelf: ModelShelf, download: Download | None) -> dict[str, object]:
     here = shelf.state(entry)
-    state = state_word(here.is_whole, here.bytes_on_disk, download)
+    state: str = "ready" if here.is_whole else download.state if download and download.state != "ready" else ""
+    if not state and here.bytes_on_disk:
+        state = "damaged"
     num_bytes = here.bytes_on_disk if here.is_whole else entry.size_bytes
     return {
         "id": entry.id,

@@ -100,8 +100,8 @@ class Answer:
 
     @functools.cached_property
     def output(self) -> CompletionOutput:
-        text = "".join(self._pieces) + self._written.finish()
         is_cut = self._finish_reason is FinishReason.LENGTH and self._written.stopped_by is None
+        text = "".join(self._pieces) + self._written.finish(is_cut=is_cut)
         has_logprobs = self._params.logprobs is not None
         chosen = (found[token_id].logprob for token_id, found in zip(self._token_ids, self._logprobs, strict=False))
         return CompletionOutput(

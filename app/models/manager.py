@@ -82,11 +82,6 @@ class ModelManager:
         """End every load and every child. Whoever waits gets an error. Twice is the same as once."""
         await self._residents.close()
 
-    def follow(self, settings: Settings) -> None:
-        """These hold from now on, and for loads to come; what is loaded stays as it is."""
-        self._settings = settings
-        self._residents.follow(settings)
-
     # -- what requests ask
 
     @asynccontextmanager
@@ -212,13 +207,10 @@ class ModelManager:
         resident = self._find("")
         return resident.ready if resident and resident.is_answering else None
 
-    def held_bytes(self) -> int:
-        """Of memory, that all loaded models hold."""
-        return self._residents.held_bytes()
-
-    def memory(self) -> MemoryReport:
-        """Of the model in hand. Raises AppError 503 where none is ready."""
-        return self._child_or_refused().memory
+    def memory(self) -> MemoryReport | None:
+        """Of the model in hand; None where none is ready."""
+        ready = self.ready()
+        return None if ready is None else ready.child.memory
 
     async def resize_kv(self, give_back_bytes: int) -> MemoryReport:
         """Have its KV cache smaller by so much than it was made; 0 takes all of it again. Raises AppError."""

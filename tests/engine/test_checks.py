@@ -42,8 +42,9 @@ INFO = model_info(vocab_size=10, eos_token_ids=(3,))
     ],
 )
 def test_a_parameter_out_of_range_is_refused_by_name(params: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=next(iter(params))):
+    with pytest.raises(BadRequest, match=next(iter(params))) as caught:
         check_params(SamplingParams(**params), INFO)
+    assert caught.value.param in params
 
 
 @pytest.mark.parametrize(

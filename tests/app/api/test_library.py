@@ -92,7 +92,7 @@ class Client:
 
     async def until(self, state: str) -> dict[str, Any]:
         begun = time.monotonic()
-        while time.monotonic() - begun < 30:
+        while time.monotonic() - begun < 100:
             (found,) = (await self("GET", "/models/downloads")).json()["data"]
             if found["state"] == state:
                 return dict(found)
@@ -184,7 +184,7 @@ async def test_a_download_is_in_the_list_and_the_events_in_the_routers_words(cli
         (item,) = (i for i in (await client("GET", "/models")).json()["data"] if i["id"] == REPO)
         if item["status"].get("progress"):
             break
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 100
         await asyncio.sleep(0.02)
     assert item["status"]["value"] == "downloading"
     assert item["status"]["progress"]["model.safetensors"]["total"] == len(hub.files[REPO]["model.safetensors"])

@@ -217,6 +217,14 @@ async def test_memory_is_told_by_part_and_given_back_while_the_model_stays(house
         error_of(await house.ask("POST", "/memory", json=wrong), 400)
 
 
+async def test_without_a_model_the_machines_memory_is_told_and_nothing_of_it_is_ours(house: House) -> None:
+    house.shelf.now = FakeHealth(state="empty", model="")
+    told = (await house.ask("GET", "/memory")).json()
+    assert told["total_bytes"] >= told["free_bytes_at_start"] > 0
+    assert (told["weights_bytes"], told["kv_bytes"], told["kv_tokens"]) == (0, 0, 0)
+    assert told["notes"] == ["No model is in memory. POST /models/load loads one; GET /v1/models lists all."]
+
+
 async def test_only_an_admin_gives_memory_back(folder: Path) -> None:
     keys = Keyring([ApiKey("u", digest_of(USER_WORDS)), ApiKey("a", digest_of(ADMIN_WORDS), is_admin=True)])
     house = House(folder, Script(token_ids=ids("Hello")), keys=keys)

@@ -243,6 +243,25 @@ def test_calls_are_items_of_their_own_whole_and_streamed() -> None:
     assert added[1]["arguments"] == "" and added[1]["id"] == streamed["output"][1]["id"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"), [('{"at": 1}', "completed"), ('{"at": ', "incomplete"), ("", "incomplete")]
+)
+def test_a_whole_call_is_completed_where_what_came_after_it_was_cut(arguments: str, status: str) -> None:
+    dialect, answer = ResponsesFormat(body(tools=[TOOL]), "m"), Answer()
+    frames: list[bytes] = []
+    for delta in (
+        ChatDelta(tool_calls=(ToolCallDelta(index=0, id="c0", name="look", arguments=arguments),)),
+        ChatDelta(finish_reason="length", usage=USAGE),
+    ):
+        answer.add(delta)
+        frames += dialect.piece(0, delta)
+    frames += dialect.closing()
+    streamed = json.loads(frames[-1].split(b"data: ")[1])["response"]
+    for said in (streamed, ResponsesFormat(body(), "m").whole([answer])):
+        assert said["status"] == "incomplete"
+        assert [item["status"] for item in said["output"]] == [status]
+
+
 def test_a_whole_response_has_its_items_in_the_order_of_the_stream() -> None:
     dialect, answer = ResponsesFormat(body(tools=[TOOL]), "m"), Answer()
     for delta in (

@@ -496,6 +496,13 @@ async def test_an_unknown_host_is_refused_against_dns_rebinding(house: House, ho
     assert error_of(await house.ask("GET", "/v1/models", headers={"host": host}), 403)["code"] == "host_not_allowed"
 
 
+async def test_a_request_of_http_1_0_needs_no_host(house: House) -> None:
+    async with house.client() as client:
+        request = client.build_request("GET", "/health")
+        del request.headers["host"]
+        assert (await client.send(request)).status_code == 200
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST:1", "192.168.1.7:8000"])
 async def test_loopback_names_are_let_in(house: House, host: str) -> None:
     assert (await house.ask("GET", "/health", headers={"host": host})).status_code == 200

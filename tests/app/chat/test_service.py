@@ -85,11 +85,17 @@ async def test_a_turn_streams_text_and_ends_once_with_usage_and_timings(folder: 
     assert timings.predicted_per_second == (usage.completion_tokens - 1) / 4.0
 
 
-async def test_max_tokens_ends_with_length_and_half_a_character_is_flushed(folder: Path) -> None:
+async def test_max_tokens_ends_with_length_and_without_half_a_character(folder: Path) -> None:
     house = House(folder, Script(token_ids=ids("aé")))
     deltas = await house.chat(sampling={"max_tokens": 2})
-    assert text_of(deltas) == "a�"
+    assert text_of(deltas) == "a"
     assert deltas[-1].finish_reason == "length"
+
+
+async def test_half_a_character_that_the_model_itself_leaves_is_marked(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("aé")[:2]))
+    deltas = await house.chat()
+    assert (text_of(deltas), deltas[-1].finish_reason) == ("a�", "stop")
 
 
 async def test_a_stop_string_ends_the_answer_and_aborts_the_engine(folder: Path) -> None:
