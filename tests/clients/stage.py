@@ -21,7 +21,7 @@ from tests.clients.scenes import TEMPLATE, play, text_of
 from tests.fakes import byte_model_folder, model_info
 
 MODEL = "fake-model"
-_PATIENCE_S = 30.0
+_PATIENCE_S = 100.0
 
 
 def model_folder(folder: Path) -> Path:

@@ -64,7 +64,7 @@ async def raw_stream(house: House) -> AsyncIterator[AsyncIterator[str]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -136,7 +136,9 @@ async def test_leaving_while_the_model_loads_leaves_no_task_behind(folder: Path)
         before = len(asyncio.all_tasks())
         async with httpx.AsyncClient(base_url=address) as client:
             with pytest.raises(httpx.ReadTimeout):
-                await client.post("/v1/chat/completions", json={"messages": [USER]}, timeout=0.2)
+                await client.post(
+                    "/v1/chat/completions", json={"messages": [USER]}, timeout=httpx.Timeout(100, read=0.2)
+                )
         await until(lambda: len(asyncio.all_tasks()) <= before)
     assert house.engine.submitted == []
 

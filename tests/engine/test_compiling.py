@@ -109,7 +109,7 @@ async def test_a_sleeping_child_wakes_when_a_grammar_is_done_or_refused() -> Non
     config = EngineConfig(model="fake", max_num_seqs=8)
     client = await EngineClient.start(config, load_runner="tests.engine.fake_runner:load_fake")
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             events = [event async for event in client.submit("good", (2,), _with_grammar("1"))]
             assert [event.finish_reason for event in events] == [FinishReason.GRAMMAR]
             refused: AsyncGenerator[TokenEvent, None] = client.submit("bad", (2,), _with_grammar("bad"))

@@ -156,7 +156,7 @@ class ThreeModels:
         self.absent: set[str] = set()
         self._entries = {
             "one": CatalogEntry(id="one", context_length=2000, sampling={"temperature": 0.2}),
-            "two": CatalogEntry(id="two", load={"max_model_len": 512, "kv_cache_dtype": "int8"}),
+            "two": CatalogEntry(id="two"),
             "three": CatalogEntry(id="three"),
         }
 
@@ -185,7 +185,12 @@ class ThreeModels:
 
 @asynccontextmanager
 async def managed(
-    home: Path, shelf: ThreeModels, engines: Engines, needs: Needs | None = None, **chosen: Any
+    home: Path,
+    shelf: ThreeModels,
+    engines: Engines,
+    needs: Needs | None = None,
+    retry_pause_s: float = 0.2,
+    **chosen: Any,
 ) -> AsyncIterator[ModelManager]:
     """One model at a time, unless `max_models` says otherwise."""
     made = ModelManager(
@@ -194,7 +199,7 @@ async def managed(
         engines,
         text_notes=lambda folder: [f"{folder.name} has no template."],
         needs=needs or (lambda folder, config, kind: engines.needed[folder.name]),
-        retry_pause_s=0.2,
+        retry_pause_s=retry_pause_s,
         look_every_s=0.01,
     )
     try:
@@ -204,6 +209,6 @@ async def managed(
 
 
 async def until(claim: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while not claim():
             await asyncio.sleep(0.005)

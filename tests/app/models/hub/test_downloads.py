@@ -60,7 +60,7 @@ class Scripted:
         return folder
 
 
-def until(condition: object, timeout_s: float = 30) -> None:
+def until(condition: object, timeout_s: float = 100) -> None:
     begun = time.monotonic()
     while not condition():  # type: ignore[operator]
         assert time.monotonic() - begun < timeout_s, "it never came to be"

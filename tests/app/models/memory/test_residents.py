@@ -293,7 +293,7 @@ async def test_a_death_ends_the_requests_and_the_next_engine_is_begun_at_once(
     manager: ModelManager, engines: Engines
 ) -> None:
     answers = [asyncio.create_task(ask(manager, "", (i,))) for i in range(3)]
-    await asyncio.sleep(0.01)
+    await until(lambda: bool(engines.children) and len(engines.children[0].asked) == 3)
     engines.children[0].die("killed by SIGKILL")
     assert [str(ended) for ended in await asyncio.gather(*answers)] == ["killed by SIGKILL"] * 3
     await until(lambda: len(engines.children) == 2 and manager.status().state == "ready")
@@ -339,7 +339,7 @@ async def test_a_request_that_was_there_at_two_deaths_is_refused_and_no_other(
         killer = asyncio.create_task(ask(manager, "", (6, 6, 6)))
         others = [asyncio.create_task(ask(manager, "", (6, 6, 6))) for _ in range(2)]  # one request with n = 3
         await until(lambda count=count: len(engines.children) == count + 1 and manager.status().state == "ready")  # type: ignore[misc]
-        await asyncio.sleep(0.01)
+        await until(lambda: len(engines.children[-1].asked) == 3)
         engines.children[-1].die()
         assert {type(ended) for ended in await asyncio.gather(killer, *others)} == {EngineDied}
     refused = await ask(manager, "", (6, 6, 6))
@@ -405,10 +405,10 @@ async def test_an_engine_of_which_no_step_ends_is_ended_and_begun_again(
 
 async def test_closing_cuts_an_answer_that_was_let_go_on(manager: ModelManager, engines: Engines) -> None:
     answer = asyncio.create_task(ask(manager, "one"))
-    await asyncio.sleep(0.01)
+    await until(lambda: bool(engines.children) and bool(engines.children[0].asked))
     swap = asyncio.create_task(ask(manager, "two"))
     await until(lambda: "Waiting for 1 answers" in manager.status().stage)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(100):
         await manager.close()
     assert isinstance(await answer, EngineClosed)
     assert (await swap).code == "shutting_down"
