@@ -17,7 +17,7 @@ import ssl
 import sys
 import threading
 import webbrowser
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
-    from app.chat.service import ChatService
     from app.models.manager import ModelManager
     from app.models.status import ModelStatus
     from app.page_slot import PageSlot
@@ -115,6 +114,7 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
     from app.api import routes
     from app.chat.service import ChatService
     from app.models.library import Library
+    from app.page_rooms import build_page
     from app.page_slot import PageSlot
 
     owner = manager or new_manager(settings)
@@ -128,7 +128,7 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if owner.status().state == "empty":
             owner.load(settings.model)
-        page = asyncio.create_task(_run_page(slot, service, owner))
+        page = asyncio.create_task(_run_page(slot, lambda: build_page(settings, service, owner, library)))
         library.downloads.take_up()
         try:
             yield
@@ -171,38 +171,16 @@ def _text_notes(folder: Path) -> Sequence[str]:
     return text_notes(folder)
 
 
-async def _run_page(slot: "PageSlot", service: "ChatService", manager: "ModelManager") -> None:
+async def _run_page(slot: "PageSlot", build: "Callable[[], FastAPI]") -> None:
     """Import Gradio beside the API, put the page into the slot, and keep it open until cancelled."""
     try:
-        page = await in_daemon_thread(lambda: _build_page(service, manager))
+        page = await in_daemon_thread(build)
         async with page.router.lifespan_context(page):
             slot.page = page
             await asyncio.Event().wait()
     except Exception:
         _log.exception("the page could not be opened")
         slot.error = "The page could not be opened; the log says why. The endpoint at /v1 is not affected."
-
-
-def _build_page(service: "ChatService", manager: "ModelManager") -> "FastAPI":
-    from fastapi import FastAPI
-
-    from app.ui import page
-    from app.ui.status import ModelStatus
-
-    def status() -> ModelStatus:
-        now = manager.status()
-        return ModelStatus(
-            model_id=now.model,
-            state=now.state,
-            stage=", ".join(filter(None, (now.stage, now.time_left))),
-            fraction=now.fraction,
-            error=now.error,
-            max_model_len=now.max_model_len,
-        )
-
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    page.mount(app, service, status)
-    return app
 
 
 def own_names(settings: Settings) -> frozenset[str]:

@@ -236,7 +236,7 @@ def _alias(raw: object) -> tuple[str, str]:
     return _text(name), _text(model)
 
 
-_KV_CACHE_DTYPES = ("auto", "fp32", "fp16", "bf16", "int8")
+KV_CACHE_DTYPES = ("auto", "fp32", "fp16", "bf16", "int8")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 TABLE: tuple[Setting, ...] = (
@@ -319,9 +319,9 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         name="kv_cache_dtype",
         default="auto",
-        read=_choice(*_KV_CACHE_DTYPES),
-        allowed="one of " + ", ".join(_KV_CACHE_DTYPES),
-        help=f"type of the KV cache: {', '.join(_KV_CACHE_DTYPES)}",
+        read=_choice(*KV_CACHE_DTYPES),
+        allowed="one of " + ", ".join(KV_CACHE_DTYPES),
+        help=f"type of the KV cache: {', '.join(KV_CACHE_DTYPES)}",
     ),
     Setting(
         name="keep_packed",

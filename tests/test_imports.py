@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "app.cli": ("app.cli", "app.chat", "app.llm", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.llm": ("app.llm", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.server": ("app", "engine.client"),
+    "app.page_rooms": ("app",),
     "app.bench_front": ("app.api", "app.chat", *_WORDS),
     **{module: TORCH_FREE[:i] for i, module in enumerate(TORCH_FREE)},
     "engine": (*TORCH_FREE[: TORCH_FREE.index("engine.engine")], *_TORCH_HALF),

@@ -11,6 +11,7 @@ from app.models.catalog import CatalogEntry
 from app.models.hub.downloads import Download, Downloads
 from app.models.library import Library
 from app.models.shelf import ModelShelf
+from app.models.shelved import state_word
 from app.settings import Settings
 
 
@@ -45,9 +46,7 @@ def _list(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def _row(entry: CatalogEntry, shelf: ModelShelf, download: Download | None) -> dict[str, object]:
     here = shelf.state(entry)
-    state: str = "ready" if here.is_whole else download.state if download and download.state != "ready" else ""
-    if not state and here.bytes_on_disk:
-        state = "damaged"
+    state = state_word(here.is_whole, here.bytes_on_disk, download)
     num_bytes = here.bytes_on_disk if here.is_whole else entry.size_bytes
     return {
         "id": entry.id,

@@ -17,6 +17,7 @@ from yaml.constructor import SafeConstructor
 
 from app.chat.types import TOOL_FORMATS
 from app.errors import AppError
+from app.settings import KV_CACHE_DTYPES
 
 FORMATS = ("gptq", "awq", "compressed-tensors", "dense")  # what engine.quant reads
 _OTHER_NAME = "Choose another one for --model-alias."
@@ -35,6 +36,8 @@ class CatalogEntry:
     size_bytes      of the download; 0 where it is not known
     context_length  tokens that the model was trained for; None where it is not known
     sampling        defaults where a request says nothing, before the model's own: temperature, top_p, top_k
+    load            how it is loaded where the settings would have it otherwise: max_model_len, kv_cache_dtype
+    best_from_gb    of memory, from which on it is the model to begin with; None for the many that are not
     tool_format     name of the format in which it writes tool calls; None leaves it to its chat template
     reasoning       the tags that open and close its thinking
     """
@@ -49,6 +52,8 @@ class CatalogEntry:
     licence: str = ""
     context_length: int | None = None
     sampling: Mapping[str, float | int] = field(default_factory=lambda: MappingProxyType({}))
+    load: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    best_from_gb: float | None = None
     tool_format: str | None = None
     reasoning: tuple[str, str] | None = None
     aliases: tuple[str, ...] = ()
@@ -278,6 +283,8 @@ def _build(entry_id: str, values: dict[str, Any]) -> CatalogEntry:
         licence=values.get("licence", ""),
         context_length=values.get("context"),
         sampling=MappingProxyType(values.get("sampling", {})),
+        load=MappingProxyType(values.get("load", {})),
+        best_from_gb=values.get("best_from_gb"),
         tool_format=values.get("tool_format"),
         reasoning=values.get("reasoning"),
         aliases=values.get("aliases", ()),
@@ -353,6 +360,16 @@ def _sampling(value: Any) -> dict[str, float | int]:
     return {name: _number(number, *_SAMPLING_RANGES[name]) for name, number in value.items()}
 
 
+def _load(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) - {"max_model_len", "kv_cache_dtype"}:
+        raise ValueError
+    if "max_model_len" in value:
+        _context(value["max_model_len"])
+    if value.get("kv_cache_dtype", "auto") not in KV_CACHE_DTYPES:
+        raise ValueError
+    return value
+
+
 def _tags(value: Any) -> tuple[str, str]:
     opening, closing = value
     return _text(opening), _text(closing)
@@ -384,6 +401,10 @@ _KEYS: Mapping[str, _Key] = {
         _sampling,
         "a block of " + ", ".join(f"{name} ({low} to {high})" for name, (low, high) in _SAMPLING_RANGES.items()),
     ),
+    "load": _Key(
+        _load, "a block of max_model_len (tokens) and kv_cache_dtype (one of " + ", ".join(KV_CACHE_DTYPES) + ")"
+    ),
+    "best_from_gb": _Key(lambda value: _number(value, 0, 10_000), "a number of GB"),
     "tool_format": _Key(_tool_format, "one of " + ", ".join(TOOL_FORMATS)),
     "reasoning": _Key(_tags, "a list of the opening and the closing tag"),
     "aliases": _Key(_aliases, "a list of names without slashes or spaces"),

@@ -1,5 +1,6 @@
 """What may be asked of the shelf beside loading: search, fit, downloads, adding, removing. Blocks; for any thread."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,7 @@ from app.models.hub.token import forget_token, keep_token, read_token
 from app.models.machine import Memory, card, computer, empty_card
 from app.models.outline import Outline, outline_of_folder, outline_of_repo
 from app.models.shelf import ModelShelf, whole_folder
+from app.models.shelved import Disk, Shelved, best, disk, shelved
 from app.settings import Settings
 from engine.config import EngineConfig
 
@@ -41,15 +43,16 @@ class Library:
         """As `fit.fit`, on this machine now and on an empty card. Raises AppError."""
         if gpu_gb is not None and not 0 < gpu_gb < 10_000:
             raise AppError(400, "bad_request", f"gpu_gb is {gpu_gb}; it must be above 0.", param="gpu_gb")
-        settings, outline = self._settings, self._outline(self.shelf.resolve(name))
+        settings, entry = self._settings, self.shelf.resolve(name)
+        outline = self._outline(entry)
         config = EngineConfig(
             model=outline.name,
-            max_model_len=context or settings.max_model_len,
+            max_model_len=context or entry.load.get("max_model_len", settings.max_model_len),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             kv_gb=settings.kv_gb,
-            kv_cache_dtype=kv or settings.kv_cache_dtype,
+            kv_cache_dtype=kv or entry.load.get("kv_cache_dtype", settings.kv_cache_dtype),
             quantize_lm_head=settings.quantize_lm_head,
         )
         return fit(outline, config, machines(gpu_gb or settings.gpu_memory_gb), self.shelf.entries())
@@ -108,6 +111,28 @@ class Library:
             return self.shelf.remove(entry)
         self.downloads.cancel(found.name)
         return self.shelf.remove(entry) if self.shelf.state(entry).is_whole else 0
+
+    def set_defaults(self, name: str, values: Mapping[str, Any]) -> None:
+        """As `ModelShelf.set_defaults`."""
+        self.shelf.set_defaults(self.shelf.resolve(name), values)
+
+    def shelved(self, held_bytes: int = 0) -> list[Shelved]:
+        """held_bytes: of memory, that models hold which would make room."""
+        return shelved(self.shelf, self.downloads.all(), self._machine(held_bytes))
+
+    def best(self, held_bytes: int = 0) -> CatalogEntry | None:
+        """The model to begin with on this machine."""
+        return best(self.shelf.entries(), self._machine(held_bytes))
+
+    def disk(self) -> Disk:
+        return disk(self._settings.home, self.shelf)
+
+    def _machine(self, held_bytes: int) -> Memory:
+        return machines(self._settings.gpu_memory_gb)[0].with_free(held_bytes)
+
+    def follow(self, settings: Settings) -> None:
+        """Forecasts go by these from now on."""
+        self._settings = settings
 
     def verify(self, name: str) -> dict[str, Verdict]:
         return self.shelf.verify(self.shelf.resolve(name))

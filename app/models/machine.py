@@ -31,6 +31,10 @@ class Memory:
         left_out = max(self.total - int(gb * _GIB), 0)
         return Memory(self.kind, self.name, self.total - left_out, max(self.free - left_out, 0), self.held)
 
+    def with_free(self, num_bytes: int) -> "Memory":
+        """With so much more of it free, as when what holds it had gone."""
+        return Memory(self.kind, self.name, self.total, min(self.free + num_bytes, self.total), self.held)
+
     def emptied(self) -> "Memory":
         """With nothing on it."""
         return Memory(self.kind, f"{self.name}, empty", self.total, self.total)

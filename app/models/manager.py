@@ -82,6 +82,11 @@ class ModelManager:
         """End every load and every child. Whoever waits gets an error. Twice is the same as once."""
         await self._residents.close()
 
+    def follow(self, settings: Settings) -> None:
+        """These hold from now on, and for loads to come; what is loaded stays as it is."""
+        self._settings = settings
+        self._residents.follow(settings)
+
     # -- what requests ask
 
     @asynccontextmanager
@@ -206,6 +211,10 @@ class ModelManager:
         """The model in hand, where it can answer."""
         resident = self._find("")
         return resident.ready if resident and resident.is_answering else None
+
+    def held_bytes(self) -> int:
+        """Of memory, that all loaded models hold."""
+        return self._residents.held_bytes()
 
     def memory(self) -> MemoryReport | None:
         """Of the model in hand; None where none is ready."""

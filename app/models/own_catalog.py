@@ -27,6 +27,24 @@ def add_block(path: Path, entry_id: str, keys: Mapping[str, Any]) -> None:
         write_durably(path, f"{before.rstrip()}\n\n{block}")
 
 
+def change_block(path: Path, entry_id: str, changes: Mapping[str, Any]) -> None:
+    """Set keys of a block, or take out those whose value is None; the block comes and goes with its first and last."""
+    found = yaml.safe_load(path.read_text("utf-8")) if path.exists() else None
+    before = (found or {}).get(entry_id) or {}
+    keys = {key: value for key, value in {**before, **changes}.items() if value is not None}
+    remove_block(path, entry_id)
+    if keys:
+        add_block(path, entry_id, keys)
+
+
+def ids_in(path: Path) -> frozenset[str]:
+    """Of the models that the file has, or changes."""
+    try:
+        return frozenset(entry_id for entry_id, _, _ in _pairs(path.read_text("utf-8")))
+    except (OSError, ValueError, yaml.YAMLError):
+        return frozenset()
+
+
 def remove_block(path: Path, entry_id: str) -> bool:
     """Whether there was one."""
     if not path.exists():

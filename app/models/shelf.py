@@ -5,7 +5,8 @@ The manager's face to this house: which models there are, which lie there whole,
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from app.models.catalog import Catalog, CatalogEntry
 from app.models.hub.manifest import Verdict, growing_folder, record_file
 from app.models.hub.report import Report
 from app.models.making import Progress, sole_maker
-from app.models.own_catalog import add_block, id_for, remove_block
+from app.models.own_catalog import add_block, change_block, id_for, ids_in, remove_block
 from app.models.store import bytes_on_disk, is_whole, problems
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ CATALOG_FILE = Path(__file__).parents[2] / "models.yaml"
 
 
 _log = logging.getLogger("fireside.models")
+_DEFAULTS = {"sampling": ("temperature", "top_p", "top_k"), "load": ("max_model_len", "kv_cache_dtype")}
 _AGAIN = "Copy or download its files again."
 
 
@@ -84,14 +86,43 @@ class ModelShelf:
         own_id = entry_id or id_for(name)
         if any(own_id.casefold() == known.id.casefold() for known in self.entries()):
             raise AppError(409, "already_there", f"The id {own_id} is taken.", hint="Give another: --id.", param="id")
+        with self._checked_after():
+            add_block(self._own_file, own_id, keys)
+        return self.resolve(own_id)
+
+    def set_defaults(self, entry: CatalogEntry, values: Mapping[str, Any]) -> None:
+        """Its own from now on, in the user's models.yaml: temperature, top_p, top_k for requests that say nothing;
+        max_model_len, kv_cache_dtype for its loads. None takes one out again. Raises AppError (400) for a bad value.
+        """
+        if entry not in self._catalog.entries:
+            hint = "Add it first (`models add`)."
+            raise AppError(400, "not_listed", f"{entry.id} is not in the catalogue.", hint=hint, param="model")
+        changes = {}
+        for block, before in (("sampling", entry.sampling), ("load", entry.load)):
+            given = {key: value for key, value in values.items() if key in _DEFAULTS[block]}
+            if given:
+                kept = {key: value for key, value in {**before, **given}.items() if value is not None}
+                changes[block] = kept or None
+        try:
+            with self._checked_after():
+                change_block(self._own_file, entry.id, changes)
+        except AppError as error:
+            raise AppError(400, "bad_request", error.message, param="model") from None
+
+    def own_ids(self) -> frozenset[str]:
+        """Of the models that the user's own file has, or changes."""
+        return ids_in(self._own_file)
+
+    @contextmanager
+    def _checked_after(self) -> Iterator[None]:
+        """Around a change of the user's file, which is taken back where it has a mistake then. Raises AppError."""
         before = self._own_file.read_text("utf-8") if self._own_file.exists() else None
-        add_block(self._own_file, own_id, keys)
+        yield
         try:
             self._read_catalog()
-        except AppError:  # the id is taken, or is none
+        except AppError:
             self._own_file.unlink() if before is None else self._own_file.write_text(before, "utf-8")
             raise
-        return self.resolve(own_id)
 
     def _ask(self, repo: str) -> tuple["Outline", dict[str, Any]]:
         """What a repository is, and the keys of its block."""

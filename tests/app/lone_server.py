@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 from fastapi import FastAPI
 
-from app import server
+from app import page_rooms, server
 from app.models.catalog import CatalogEntry
 from app.models.making import Progress
 from app.models.manager import ModelManager
@@ -95,7 +95,7 @@ def new_manager(settings: Settings) -> ModelManager:
     return ModelManager(settings, TwoModels(settings.home), start, needs=lambda folder, config, kind: 0)
 
 
-def build_page(service: object, manager: ModelManager) -> FastAPI:
+def build_page(settings: Settings, service: object, manager: ModelManager, library: object) -> FastAPI:
     page = FastAPI()
     page.add_api_route("/", lambda: "the page")
     return page
@@ -103,5 +103,5 @@ def build_page(service: object, manager: ModelManager) -> FastAPI:
 
 if __name__ == "__main__":
     server.new_manager = new_manager
-    server._build_page = build_page  # type: ignore[assignment]
+    page_rooms.build_page = build_page
     sys.exit(server.main(["--no-browser", "--port", "0", *sys.argv[1:]]))

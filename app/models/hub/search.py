@@ -112,10 +112,11 @@ def _fit(config: Mapping[str, Any], fmt: str, size: int | None, machine: Memory)
         return "unsupported", f"{architectures[0]} is not supported"
     if size is None or not architectures:
         return "unknown", "the hub does not tell its size" if size is None else "the hub does not tell its architecture"
-    return _word(size, machine), ""
+    return fit_word(size, machine), ""
 
 
-def _word(weights_bytes: int, machine: Memory) -> str:
+def fit_word(weights_bytes: int, machine: Memory) -> str:
+    """fits | tight | too large, for so many bytes of weights: an estimate."""
     if machine.kind == "cpu":
         room = machine.free - weights_bytes
     else:

@@ -46,7 +46,7 @@ class Loader:
         resident.place.step_aside(False)
         return folder
 
-    async def started(self, resident: Resident, folder: Path) -> Engine:
+    async def started(self, resident: Resident, entry: CatalogEntry, folder: Path) -> Engine:
         """Its engine. One that dies while it loads is begun again, with pauses, as one that dies later."""
         model_id, conduct = resident.model_id, self.conduct(resident.model_id)
         log_path = await in_daemon_thread(lambda: self.logs.begin(model_id))
@@ -58,7 +58,7 @@ class Loader:
             resident.begin_load()
             try:
                 child = await self._start_engine(
-                    self.config(folder),
+                    self.config(entry, folder),
                     on_loading=resident.show_load,
                     log_path=log_path,
                     silence_s=self._settings.load_timeout,
@@ -79,17 +79,22 @@ class Loader:
         _log.warning("The engine of %s %s %s", model_id, what, then)
         await in_daemon_thread(lambda: self.logs.note(model_id, f"The engine {what} {then}"))
 
-    def config(self, folder: Path) -> EngineConfig:
+    def follow(self, settings: Settings) -> None:
+        """These hold from the next load on."""
+        self._settings = settings
+
+    def config(self, entry: CatalogEntry, folder: Path) -> EngineConfig:
+        """What the settings say, and before them the catalogue of this model."""
         settings = self._settings
         return EngineConfig(
             model=str(folder),
-            max_model_len=settings.max_model_len,
+            max_model_len=entry.load.get("max_model_len", settings.max_model_len),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             gpu_memory_gb=settings.gpu_memory_gb,
             kv_gb=settings.kv_gb,
-            kv_cache_dtype=settings.kv_cache_dtype,
+            kv_cache_dtype=entry.load.get("kv_cache_dtype", settings.kv_cache_dtype),
             keep_packed=settings.keep_packed,
             quantize_lm_head=settings.quantize_lm_head,
             cache_dir=str(settings.home / "cache"),

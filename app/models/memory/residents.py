@@ -78,6 +78,15 @@ class Residents:
     def get(self, model_id: str) -> Resident | None:
         return self._by_id.get(model_id)
 
+    def follow(self, settings: Settings) -> None:
+        """These hold from now on; what is loaded stays as it is."""
+        self._settings, self._room = settings, Room(settings.gpu_memory_utilization)
+        self._loader.follow(settings)
+
+    def held_bytes(self) -> int:
+        """That all models in memory hold."""
+        return sum(each.ready.holding.num_bytes for each in self.all if each.ready and each.is_answering)
+
     # -- coming
 
     def choose(self, name: str, model_id: str) -> None:
@@ -114,7 +123,7 @@ class Residents:
             warming = asyncio.create_task(in_daemon_thread(lambda: warm(folder)))
             warming.add_done_callback(lambda task: None if task.cancelled() else task.exception())
             await resident.place.turn()
-            await self._make_room(resident, folder)
+            await self._make_room(resident, entry, folder)
             return await self._ready(resident, entry, folder)
         except Exception as error:
             raise self._failed(resident, error) from error
@@ -122,7 +131,7 @@ class Residents:
             resident.place.leave()
 
     async def _ready(self, resident: Resident, entry: CatalogEntry, folder: Path) -> ReadyModel:
-        child = await self._loader.started(resident, folder)
+        child = await self._loader.started(resident, entry, folder)
         for note in (*child.memory.notes, *await in_daemon_thread(lambda: self._text_notes(folder))):
             _log.warning("%s: %s", entry.id, note)
         self.in_hand = self.in_hand or entry.id
@@ -166,17 +175,17 @@ class Residents:
 
     # -- room
 
-    async def _make_room(self, resident: Resident, folder: Path) -> None:
+    async def _make_room(self, resident: Resident, entry: CatalogEntry, folder: Path) -> None:
         if self._endings:  # what was let go of by hand
             await asyncio.wait(self._endings)
-        while (victim := await self._victim(resident, folder)) is not None:
+        while (victim := await self._victim(resident, entry, folder)) is not None:
             if victim.model_id == self.in_hand:
                 self.in_hand, resident.displaced = resident.model_id, victim.model_id
             if victim.num_held:
                 resident.show(f"Waiting for {victim.num_held} answers of {victim.model_id} to end", None)
             await asyncio.shield(self.let_go(victim, self._settings.drain_timeout))
 
-    async def _victim(self, resident: Resident, folder: Path) -> Resident | None:
+    async def _victim(self, resident: Resident, entry: CatalogEntry, folder: Path) -> Resident | None:
         """Who has to go so that it finds room; None where it does, or where nobody is left to go.
 
         Raises AppError for a model that can never be loaded: nobody goes for it.
@@ -185,7 +194,8 @@ class Residents:
         if not others:
             return None
         holdings = [other.ready.holding for other in others if other.ready]
-        needed = await in_daemon_thread(lambda: self._needs(folder, self._loader.config(folder), holdings[0].kind))
+        config = self._loader.config(entry, folder)
+        needed = await in_daemon_thread(lambda: self._needs(folder, config, holdings[0].kind))
         if len(others) < self._settings.max_models and await self._fits(needed, others, holdings):
             return None
         return min(others, key=lambda other: (other.num_held > 0, other.used_at))

@@ -156,7 +156,7 @@ class ThreeModels:
         self.absent: set[str] = set()
         self._entries = {
             "one": CatalogEntry(id="one", context_length=2000, sampling={"temperature": 0.2}),
-            "two": CatalogEntry(id="two"),
+            "two": CatalogEntry(id="two", load={"max_model_len": 512, "kv_cache_dtype": "int8"}),
             "three": CatalogEntry(id="three"),
         }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app import settings
 from app.errors import AppError
 from app.models.manager import ModelManager
 from app.models.status import ModelStatus, total_of
@@ -56,6 +57,29 @@ async def test_the_engine_gets_what_the_settings_say(manager: ModelManager, engi
     options = {"max_num_seqs": 5, "kv_gb": 0.5, "cache_dir": str(tmp_path / "cache")}
     assert engines.children[0].config == EngineConfig(model=str(tmp_path / "one"), **options)
     assert engines.silence_s == 600
+
+
+async def test_a_models_own_way_of_loading_goes_before_the_settings(engines: Engines, tmp_path: Path) -> None:
+    async with managed(tmp_path, ThreeModels(tmp_path), engines, max_model_len=99, max_num_seqs=5) as manager:
+        for name in ("two", "three"):
+            manager.load(name)
+            await manager.acquire("")
+    found = [(c.config.max_model_len, c.config.kv_cache_dtype, c.config.max_num_seqs) for c in engines.children]
+    assert found == [(512, "int8", 5), (99, "auto", 5)]
+
+
+async def test_settings_that_change_hold_for_the_next_load_and_what_is_loaded_stays(
+    manager: ModelManager, engines: Engines, tmp_path: Path
+) -> None:
+    manager.load("one")
+    await manager.acquire("")
+    manager.follow(settings.load({"home": tmp_path, "max_model_len": 64, "load_on_request": False}, {}))
+    with pytest.raises(AppError, match="not loaded"):
+        await manager.acquire("three")
+    assert len(engines.children) == 1
+    manager.load("three")
+    await manager.acquire("")
+    assert engines.children[-1].config.max_model_len == 64
 
 
 async def test_the_catalogues_sampling_goes_with_the_model(manager: ModelManager) -> None:

@@ -1,0 +1,131 @@
+"""What the Models tab asks beside the API's own routes for models (the server puts those under /ui as well): all that
+is on the shelf in one reply, where the disk goes, the best model for this machine, a model's own defaults.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from pydantic import BaseModel, ConfigDict
+
+from app.background import in_daemon_thread
+from app.errors import AppError
+from app.models.catalog import CatalogEntry
+from app.models.hub.downloads import Download
+from app.models.shelved import Disk, Shelved
+from app.models.status import ModelStatus
+from app.ui.live import Hub, State
+
+_LOOK_EVERY_S = 0.5
+_WAIT_EVERY_S = 0.5
+
+
+class Library(Protocol):
+    """The face of `app.models.library.Library`. Blocks, and raises AppError."""
+
+    def shelved(self, held_bytes: int = 0) -> list[Shelved]: ...
+    def disk(self) -> Disk: ...
+    def best(self, held_bytes: int = 0) -> CatalogEntry | None: ...
+    def set_defaults(self, name: str, values: Mapping[str, Any]) -> None: ...
+    def pull(self, name: str) -> Download: ...
+    def known_downloads(self) -> list[Download]: ...
+
+
+class Models(Protocol):
+    """The face of `app.models.manager.ModelManager`. From memory."""
+
+    def statuses(self) -> Iterable[ModelStatus]: ...
+    def held_bytes(self) -> int: ...
+    def load(self, name: str) -> str: ...
+
+
+class DefaultsBody(BaseModel):
+    """What is left out stays; null goes back to the catalogue's."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_model_len: int | None = None
+    kv_cache_dtype: str | None = None
+
+
+class ModelBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str
+
+
+def models_room(library: Library, models: Models, admin: Callable[[Request], None]) -> Callable[[FastAPI, Hub], None]:
+    """Routes under /ui/models, and the topic "models". admin: raises AppError for who may not change anything."""
+    router = APIRouter(prefix="/ui", include_in_schema=False)
+    changes = [Depends(admin)]
+
+    @router.get("/me")
+    async def me(request: Request) -> dict[str, Any]:
+        """Who asks: the name of its key, "" where none is asked."""
+        key = request.state.key
+        return {"name": key.name, "is_admin": key.is_admin}
+
+    @router.get("/models/shelf")
+    async def shelf() -> dict[str, Any]:
+        held_bytes = models.held_bytes()
+        return {"models": [asdict(each) for each in await in_daemon_thread(lambda: library.shelved(held_bytes))]}
+
+    @router.get("/models/disk")
+    async def disk() -> dict[str, Any]:
+        return asdict(await in_daemon_thread(library.disk))
+
+    @router.get("/models/best")
+    async def best() -> dict[str, Any]:
+        """The model to begin with; null where the catalogue has none for this machine."""
+        held_bytes = models.held_bytes()
+        entry = await in_daemon_thread(lambda: library.best(held_bytes))
+        shelved = await in_daemon_thread(lambda: library.shelved(held_bytes))
+        return {"model": next((asdict(each) for each in shelved if entry and each.id == entry.id), None)}
+
+    @router.post("/models/defaults", dependencies=changes)
+    async def defaults(body: DefaultsBody) -> dict[str, bool]:
+        """Its own from its next load on."""
+        values = body.model_dump(exclude={"model"}, exclude_unset=True)
+        await in_daemon_thread(lambda: library.set_defaults(body.model, values))
+        return {"success": True}
+
+    @router.post("/models/get", dependencies=changes)
+    async def get(body: ModelBody) -> dict[str, bool]:
+        """Download it while the model in hand goes on answering, and load it then."""
+        name = (await in_daemon_thread(lambda: library.pull(body.model))).name
+        task = asyncio.create_task(_load_when_ready(library, models, name, body.model))
+        waiting.add(task)
+        task.add_done_callback(waiting.discard)
+        return {"success": True}
+
+    waiting: set[asyncio.Task[None]] = set()
+
+    def in_memory() -> dict[str, Any]:
+        return {"models": [asdict(each) for each in models.statuses()]}
+
+    def on_page(app: FastAPI, hub: Hub) -> None:
+        app.include_router(router)
+        hub.add("models", State(in_memory), every_s=_LOOK_EVERY_S)
+
+    return on_page
+
+
+async def _load_when_ready(library: Library, models: Models, download: str, model: str) -> None:
+    """Nothing is loaded where the download is paused, cancelled or fails: whoever goes on with it loads by hand."""
+    while (found := _known(library, download)) is not None and found.is_under_way:
+        await asyncio.sleep(_WAIT_EVERY_S)
+    if found is not None and found.state == "ready":
+        try:
+            models.load(model)
+        except AppError:  # Fireside is ending
+            return
+
+
+def _known(library: Library, name: str) -> Download | None:
+    return next((found for found in library.known_downloads() if found.name == name), None)
