@@ -28,6 +28,7 @@ class Database:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lock = threading.Lock()
+        _check_sqlite()
         with refusals.told(path):
             self._connection = _connect(path)
             try:
@@ -69,6 +70,15 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
         if connection.in_transaction:  # some errors have ended it already
             connection.execute("ROLLBACK")
         raise
+
+
+def _check_sqlite() -> None:
+    """Raises AppError 503: the pieces of words that the search finds are younger than SQLite itself."""
+    options = sqlite3.connect(":memory:")
+    has_fts5 = ("ENABLE_FTS5",) in options.execute("PRAGMA compile_options").fetchall()
+    options.close()
+    if sqlite3.sqlite_version_info < (3, 34) or not has_fts5:
+        raise refusals.without_search(sqlite3.sqlite_version)
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:

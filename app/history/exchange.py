@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic_core import from_json
 
 from app.errors import AppError
 from app.history.types import Role, State
@@ -17,7 +18,7 @@ VERSION = 1
 
 
 class _Whole(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class WholeFile(_Whole):
@@ -25,7 +26,7 @@ class WholeFile(_Whole):
 
     name: str
     kind: str = "text"
-    num_bytes: int = 0
+    num_bytes: int = Field(default=0, ge=0, lt=2**53)
     text: str
 
 
@@ -66,8 +67,8 @@ def write_json(chats: Sequence[WholeChat]) -> str:
 def read_json(text: str) -> list[WholeChat]:
     """Raises AppError 400 that says where the file is not as it should be."""
     try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        body = from_json(text, allow_inf_nan=False)  # what json takes beyond JSON could not be sent to a page
+    except ValueError as error:
         raise refusal(f"it is no JSON ({error})") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise refusal(f'it does not say "format": "{FORMAT}"')

@@ -21,12 +21,13 @@ from app.errors import AppError
 from app.history import rows
 from app.history.database import Database
 from app.history.exchange import WholeChat
-from app.history.search import find
+from app.history.search import find, merge_index
 from app.history.transfer import insert_whole, read_whole
 from app.history.types import Attachment, Chat, Found, Node, Preset, Role, State
 
 UNDO_S = 600.0
 _UNUSED_S = 86_400.0  # that a file waits for the message it was attached to, and an unnamed chat for its first
+_MERGED_AT_ONCE = 200  # pages of the index; others may write in between
 _TITLE_CHARS = 60
 _ALL = 1 << 62
 _CHANGEABLE = ("title", "folder", "is_pinned", "model_id", "system", "sampling")
@@ -46,8 +47,12 @@ class History:
         self._undo_s = undo_s
         self._writer = _own_name()
         self._database = Database(path)
-        self._cut_answers_of_the_dead()
-        self._forget_old()
+        try:
+            self._cut_answers_of_the_dead()
+            self._forget_old()
+        except BaseException:
+            self._database.close()
+            raise
 
     def close(self) -> None:
         """Answers that are being written here are cut; where that cannot be written, the next start does it."""
@@ -147,13 +152,14 @@ class History:
             chat = _chat(db, chat_id)
             if parent_id is not None and _node(db, parent_id).chat_id != chat_id:
                 raise _not_found("message", parent_id)
-            attachments = [asdict(_claim(db, each, chat_id)) for each in attachment_ids]
-            rows.insert(db, "nodes", values | {"attachments": rows.as_json(attachments)})
+            attachments = [_claim(db, each, chat_id) for each in attachment_ids]
+            rows.insert(db, "nodes", values | {"attachments": rows.as_json([asdict(each) for each in attachments])})
             db.execute("UPDATE chats SET updated_at = ? WHERE id = ?", [now, chat_id])
             if is_shown:
                 db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", [node_id, chat_id])
             if not chat.title and role == "user":
-                db.execute("UPDATE chats SET title = ? WHERE id = ?", [_title(text), chat_id])
+                title = _title(text or " ".join(each.name for each in attachments))
+                db.execute("UPDATE chats SET title = ? WHERE id = ?", [title, chat_id])
             return _node(db, node_id)
 
     def write(
@@ -223,10 +229,13 @@ class History:
     def export(self, chat_ids: Sequence[str] | None = None) -> list[WholeChat]:
         """All that they are; None takes every chat. For `write_json` and `write_markdown`."""
         with self._database.reading() as db:
-            if chat_ids is None:
-                sql = "SELECT id FROM chats WHERE deleted_at IS NULL ORDER BY updated_at DESC, id"
-                chat_ids = [row["id"] for row in db.execute(sql)]
-            return [read_whole(db, _chat(db, chat_id)) for chat_id in chat_ids]
+            sql = "SELECT id FROM chats WHERE deleted_at IS NULL ORDER BY updated_at DESC, id"
+            ids = [row["id"] for row in db.execute(sql)] if chat_ids is None else chat_ids
+        return [self._whole(chat_id) for chat_id in ids]  # one by one: answers in the making are written in between
+
+    def _whole(self, chat_id: str) -> WholeChat:
+        with self._database.reading() as db:
+            return read_whole(db, _chat(db, chat_id))
 
     def import_(self, chats: Sequence[WholeChat]) -> list[Chat]:
         """All of them or, where that fails, none; beside what is there already."""
@@ -291,11 +300,16 @@ class History:
                     db.execute("UPDATE nodes SET state = 'cut' WHERE state = 'writing' AND writer = ?", [writer])
 
     def _forget_old(self) -> None:
+        """What is over for good; of its words nothing stays in the index either."""
         now = time.time()
         with self._database.writing() as db:
-            db.execute("DELETE FROM chats WHERE deleted_at <= ?", [now - self._undo_s])
+            num_gone = db.execute("DELETE FROM chats WHERE deleted_at <= ?", [now - self._undo_s]).rowcount
             for unused in ("attachments WHERE chat_id IS NULL AND", "chats WHERE leaf_id IS NULL AND title = '' AND"):
                 db.execute(f"DELETE FROM {unused} created_at < ?", [now - _UNUSED_S])
+        num_pages = -_MERGED_AT_ONCE  # the first step puts all parts of the index in line
+        while num_gone and num_pages:
+            with self._database.writing() as db:
+                num_pages = _MERGED_AT_ONCE if merge_index(db, num_pages) else 0
 
 
 def _chat(db: sqlite3.Connection, chat_id: str) -> Chat:
@@ -320,12 +334,13 @@ def _ids_above(db: sqlite3.Connection, leaf_id: str | None) -> set[str]:
 def _claim(db: sqlite3.Connection, attachment_id: str, chat_id: str) -> Attachment:
     """The attachment, of this chat from now on."""
     sql = """
-        UPDATE attachments SET chat_id = :chat WHERE id = :id AND coalesce(chat_id, :chat) = :chat
-        RETURNING id, name, kind, num_bytes, length(text) AS num_chars
+        SELECT id, name, kind, num_bytes, length(text) AS num_chars FROM attachments
+        WHERE id = :id AND coalesce(chat_id, :chat_id) = :chat_id
     """
-    row = db.execute(sql, {"id": attachment_id, "chat": chat_id}).fetchone()
+    row = db.execute(sql, {"id": attachment_id, "chat_id": chat_id}).fetchone()
     if row is None:
         raise _not_found("file", attachment_id)
+    db.execute("UPDATE attachments SET chat_id = ? WHERE id = ?", [chat_id, attachment_id])
     return Attachment(**dict(row))
 
 

@@ -44,6 +44,15 @@ def told(path: Path | None) -> Iterator[None]:
         ) from error
 
 
+def without_search(version: str) -> AppError:
+    return AppError(
+        503,
+        "history_unusable",
+        f"The history needs SQLite 3.34 or newer with FTS5, and this Python comes with {version}.",
+        hint="Start Fireside with another Python (that of python.org has it). Incognito chats need it too.",
+    )
+
+
 def newer(path: Path | None, found: int, known: int) -> AppError:
     return AppError(
         503,

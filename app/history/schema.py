@@ -19,7 +19,7 @@ _CHATS = (
         created_at REAL NOT NULL,
         updated_at REAL NOT NULL,
         deleted_at REAL
-    ) STRICT
+    )
     """,
     "CREATE INDEX chats_as_listed ON chats (is_pinned DESC, updated_at DESC)",
     # writer: the process that an answer in the making belongs to. seq orders, and is what the search knows.
@@ -37,7 +37,7 @@ _CHATS = (
         meta TEXT NOT NULL,
         reasoning TEXT NOT NULL,
         text TEXT NOT NULL
-    ) STRICT
+    )
     """,
     "CREATE INDEX nodes_by_parent ON nodes (parent_id, chat_id, seq)",
     "CREATE INDEX nodes_by_chat ON nodes (chat_id, seq)",
@@ -82,7 +82,7 @@ _ATTACHMENTS = (
         num_bytes INTEGER NOT NULL,
         created_at REAL NOT NULL,
         text TEXT NOT NULL
-    ) STRICT
+    )
     """,
     "CREATE INDEX attachments_by_chat ON attachments (chat_id)",
 )
@@ -93,7 +93,7 @@ _PRESETS = (
         name TEXT PRIMARY KEY,
         system TEXT NOT NULL,
         sampling TEXT NOT NULL
-    ) STRICT
+    )
     """,
 )
 

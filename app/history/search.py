@@ -21,6 +21,16 @@ def find(connection: sqlite3.Connection, query: str, limit: int) -> list[Found]:
     return [_found(row, words) for row in rows]
 
 
+def merge_index(connection: sqlite3.Connection, num_pages: int) -> bool:
+    """Put some more of the index's parts together, which is when words that were deleted leave it; False once all is
+    one. A negative number begins. https://www.sqlite.org/fts5.html#the_merge_command
+    """
+    connection.execute("INSERT INTO words (words, rank) VALUES ('usermerge', 2)")
+    before = connection.total_changes
+    connection.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", [num_pages])
+    return connection.total_changes - before >= 2  # one is that of the command itself
+
+
 def _sql(words: list[str]) -> str:
     long = any(len(word) >= _PIECE for word in words)
     source = "words w JOIN nodes n ON n.seq = w.rowid" if long else "nodes n"

@@ -205,6 +205,23 @@ def test_a_file_goes_with_the_message_that_names_it_and_with_no_other_chat(histo
         history.add(other, None, "user", "mine?", attachment_ids=[attached.id])
 
 
+def test_the_index_forgets_the_words_of_a_deleted_chat(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db", undo_s=0.0)
+    keys = "".join(chr(0x4E00 + i) for i in range(2000))  # each piece of it stands in the index by itself
+    chat_id, _ = _talk(history, keys)
+    _talk(history, "something else")
+    history.delete_chat(chat_id)
+    history.close()
+    assert keys[1000:1003].encode() not in (tmp_path / "history.db").read_bytes()
+
+
+def test_a_message_that_is_only_a_file_gives_its_name_as_title(history: History) -> None:
+    attached = history.attach("plan.txt", "text", 1, "x")
+    chat = history.create_chat()
+    history.add(chat.id, None, "user", "", attachment_ids=[attached.id])
+    assert history.chat(chat.id).title == "plan.txt"
+
+
 def test_what_is_not_there_is_told(history: History) -> None:
     for ask in (history.chat, history.node, history.siblings, history.attached_text, history.delete_chat):
         with pytest.raises(AppError) as caught:

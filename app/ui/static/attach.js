@@ -1,0 +1,131 @@
+// Files beside a message: chosen, dropped or pasted; read and counted by the server; sent along by their ids.
+import { ask, el, live, Refused, setText, t } from "./core.js";
+
+class Attachments {
+  #tray; #chat; #chatId;
+  #files = []; // { name, id, numTokens, element, told, reading }: id is null until the server has read it
+  #room = null; // tokens of context of the model in hand
+  #modelId = null;
+
+  constructor({ tools, tray, chat, dropOn }) {
+    this.#chat = chat;
+    this.#chatId = chat.current();
+    this.#tray = el("ul", { class: "fs-attached", "aria-label": t("attach.list"), hidden: true });
+    tray.append(this.#tray);
+    const input = el("input", { type: "file", multiple: true, hidden: true, "aria-label": t("attach.add"), on: { change: () => {
+      this.add([...input.files]);
+      input.value = ""; // the same file may be chosen again
+    } } });
+    tools.prepend(el("button", { type: "button", class: "fs-quiet", text: t("attach.add"), title: t("attach.kinds"), on: { click: () => input.click() } }), input);
+    this.#takeFrom(dropOn);
+    live.watch("status", (event) => this.#watchModel(event));
+    chat.onChange(() => this.#chatChanged());
+  }
+
+  /** Of all files, once the server has read them. Throws Refused where one could not be read: none is left behind. */
+  async ids() {
+    await Promise.all(this.#files.map((file) => file.reading));
+    const bad = this.#files.find((file) => !file.id);
+    if (bad) throw new Refused(t("attach.remove_first", { name: bad.name }), 0);
+    return this.#files.map((file) => file.id);
+  }
+
+  /** They were sent. */
+  clear() {
+    this.#files = [];
+    this.#draw();
+  }
+
+  add(files) {
+    for (const file of files) {
+      const entry = { name: file.name, id: null, numTokens: null };
+      entry.told = el("span", { class: "fs-note", text: t("attach.reading") });
+      entry.element = this.#chip(entry);
+      entry.reading = this.#read(file, entry);
+      this.#files.push(entry);
+    }
+    this.#draw();
+  }
+
+  async #read(file, entry) {
+    try {
+      const query = `name=${encodeURIComponent(file.name)}&is_incognito=${this.#chat.isIncognito}`;
+      entry.id = (await ask(`ui/attachments?${query}`, { body: file })).id;
+      await this.#count(entry);
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      entry.element.classList.add("fs-error");
+      entry.element.setAttribute("role", "alert");
+      setText(entry.told, error.message);
+    }
+  }
+
+  async #count(entry) {
+    setText(entry.told, t("attach.counting"));
+    const { num_tokens: numTokens } = await ask(`ui/attachments/${entry.id}/tokens?name=${encodeURIComponent(entry.name)}`);
+    entry.numTokens = numTokens;
+    this.#say(entry);
+  }
+
+  #say(entry) {
+    const [tokens, room] = [entry.numTokens?.toLocaleString(), this.#room?.toLocaleString()];
+    const isTooLong = entry.numTokens !== null && this.#room !== null && entry.numTokens >= this.#room;
+    entry.element.classList.toggle("fs-error", isTooLong);
+    if (entry.numTokens === null) setText(entry.told, t("attach.no_model"));
+    else setText(entry.told, isTooLong ? t("attach.too_long", { tokens, room }) : t("attach.tokens", { tokens }));
+  }
+
+  #chip(entry) {
+    const remove = el("button", { type: "button", class: "fs-icon", text: "×", "aria-label": t("attach.remove", { name: entry.name }), on: { click: () => {
+      this.#files = this.#files.filter((each) => each !== entry);
+      this.#draw();
+    } } });
+    return el("li", {}, el("span", { class: "fs-attached-name", text: entry.name, title: entry.name }), entry.told, remove);
+  }
+
+  #draw() {
+    this.#tray.hidden = this.#files.length === 0;
+    this.#tray.replaceChildren(...this.#files.map((file) => file.element));
+  }
+
+  /** Another model counts in other tokens. */
+  #watchModel(event) {
+    if (event.kind !== "state") return;
+    const modelId = event.state === "ready" ? event.model_id : null;
+    this.#room = event.state === "ready" ? event.max_model_len : null;
+    if (modelId === this.#modelId) return;
+    this.#modelId = modelId;
+    for (const entry of this.#files.filter((each) => each.id)) this.#count(entry).catch(() => this.#say(entry));
+  }
+
+  /** What was attached belongs to the chat that it was attached in; a new chat gets its id with its first message. */
+  #chatChanged() {
+    const now = this.#chat.current();
+    if (now === this.#chatId) return;
+    const wasNew = this.#chatId === null;
+    this.#chatId = now;
+    if (!wasNew) this.clear();
+  }
+
+  #takeFrom(element) {
+    const filesOf = (event) => [...(event.dataTransfer ?? event.clipboardData)?.files ?? []];
+    element.addEventListener("dragover", (event) => { if (event.dataTransfer.types.includes("Files")) event.preventDefault(); });
+    element.addEventListener("drop", (event) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault();
+      this.add(filesOf(event));
+    });
+    element.addEventListener("paste", (event) => {
+      const files = filesOf(event);
+      if (files.length === 0 || event.clipboardData.types.includes("text/plain")) return;
+      event.preventDefault();
+      this.add(files);
+    });
+  }
+}
+
+/** tools: where the button goes. tray: where the files are shown. dropOn: what files can be dropped and pasted on.
+ *  Gives { ids(), clear() }. */
+export function start(places) {
+  return new Attachments(places);
+}
