@@ -58,7 +58,8 @@ class ModelManager:
     def load(self, name: str) -> str:
         """Begin to bring this model in hand, fetched first where needed. Returns its id at once.
 
-        Another one chosen before that still loads is given up. A load that fails leaves the model before it in hand.
+        Another one chosen before that still loads is given up, once this one is here and can be loaded. A load that
+        fails leaves the model before it in hand.
         """
         if self.is_closed:
             raise ending()

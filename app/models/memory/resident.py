@@ -108,6 +108,8 @@ class Resident:
     name       under which it was asked for
     is_chosen  somebody loaded it by hand; else a request named it
     displaced  the model in hand that it took the place of
+    gave_up    the load of that model, which was ended for this one
+    is_proven  it lies there whole, and is a model that can be loaded
     lent_bytes  of its cache, to other models
     num_held   requests that wait for it or are answered
     outcome    the task that brings it: a ReadyModel, or an AppError
@@ -123,6 +125,7 @@ class Resident:
         self.place = place
         self.is_chosen = is_chosen
         self.displaced = ""
+        self.gave_up: Resident | None = None
         self.stage = "Looking for the model"
         self.fraction: float | None = None
         self.expected_s: float | None = None  # from the start of its engine, as the last load went
@@ -131,6 +134,7 @@ class Resident:
         self.failed_at = 0.0
         self.used_at = time.monotonic()
         self.is_fetching = False
+        self.is_proven = False
         self.is_leaving = False
         self.lent_bytes = 0
         self.num_held = 0

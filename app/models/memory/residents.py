@@ -23,7 +23,7 @@ from app.models.memory.line import Line
 from app.models.memory.loading import Loader, load_error
 from app.models.memory.page_cache import warm
 from app.models.memory.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, Stopped
-from app.models.memory.room import Holding, Needs, Room, memory_of
+from app.models.memory.room import Holding, Needs, Room, kind_here, memory_of
 from app.models.memory.watched import WatchedEngine
 from app.settings import Settings
 from engine.errors import EngineClosed, EngineError
@@ -90,17 +90,18 @@ class Residents:
     # -- coming
 
     def choose(self, name: str, model_id: str) -> None:
-        """By hand: whatever it did before is forgiven, and another one chosen before that still loads is given up."""
+        """By hand: whatever it did before is forgiven. Another one chosen before that still loads is given up, as soon
+        as it is known that this one can be loaded.
+        """
         self._loader.conduct(model_id).pardon()
-        for other in self.all:
-            if other.is_loading and other.is_chosen and other.model_id != model_id:
-                self.let_go(other)
         resident = self._by_id.get(model_id)
         if resident is None or not (resident.is_loading or resident.is_answering):
             resident = self.begin(name, model_id, is_chosen=True)
         resident.is_chosen = True
         if self.in_hand != model_id:
             self.in_hand, resident.displaced = model_id, self.in_hand
+        if resident.is_proven:
+            self._give_up_others(resident)
 
     def begin(self, name: str, model_id: str, *, is_chosen: bool) -> Resident:
         """A new stay; what is left of the one before it is cleared away first."""
@@ -120,6 +121,7 @@ class Residents:
             self._loader.conduct(resident.model_id).check_model()
             entry = self._shelf.resolve(resident.name)
             folder = await self._loader.fetched(resident, entry)
+            await self._prove(resident, folder)
             warming = asyncio.create_task(in_daemon_thread(lambda: warm(folder)))
             warming.add_done_callback(lambda task: None if task.cancelled() else task.exception())
             await resident.place.turn()
@@ -129,6 +131,22 @@ class Residents:
             raise self._failed(resident, error) from error
         finally:
             resident.place.leave()
+
+    async def _prove(self, resident: Resident, folder: Path) -> None:
+        """Raises AppError for what can never be loaded, while another load could still be given up for it."""
+        if any(other.is_loading and other.is_chosen for other in self.all if other is not resident):
+            await in_daemon_thread(lambda: self._needs(folder, self._loader.config(folder), kind_here()))
+        resident.is_proven = True
+        self._give_up_others(resident)
+
+    def _give_up_others(self, resident: Resident) -> None:
+        """For the one that was chosen last: what was chosen before it and still loads."""
+        if not resident.is_chosen or self.in_hand != resident.model_id:
+            return
+        for other in self.all:
+            if other.is_loading and other.is_chosen and other is not resident:
+                resident.gave_up = other if other.model_id == resident.displaced else resident.gave_up
+                self.let_go(other)
 
     async def _ready(self, resident: Resident, entry: CatalogEntry, folder: Path) -> ReadyModel:
         child = await self._loader.started(resident, entry, folder)
@@ -157,12 +175,18 @@ class Residents:
             self._loader.conduct(resident.model_id).failed(told.message)
         if told.status != 404 and not isinstance(error, Stopped):
             _log.warning("%s was not loaded. %s", resident.model_id, told.text)
+        was_in_hand = self.in_hand == resident.model_id
         self._hand_back(resident)
+        if resident.gave_up is not None and was_in_hand and not isinstance(error, Stopped):
+            self.choose(resident.gave_up.name, resident.gave_up.model_id)
         self._forget_old_failures()
         return told
 
     def _hand_back(self, resident: Resident) -> None:
         """To the model whose place it took, if that one can answer or its next request brings it back."""
+        for other in self.all:
+            if other.displaced == resident.model_id:
+                other.displaced = resident.displaced if resident.displaced != other.model_id else ""
         before = self._by_id.get(resident.displaced)
         can_come = before.error is None if before else self._settings.load_on_request
         if self.in_hand == resident.model_id and resident.displaced and can_come:

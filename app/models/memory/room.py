@@ -84,6 +84,11 @@ def memory_of(kind: str) -> Memory:
     return card() or Memory("cuda", "a card that nobody tells of", 0, 0) if kind != "cpu" else computer()
 
 
+def kind_here() -> str:
+    """Of the device that an engine will choose here."""
+    return "cpu" if card() is None else "cuda"
+
+
 class Room:
     """share: of a card's memory that may be used."""
 

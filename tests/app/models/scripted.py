@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app import settings
+from app.chat.types import LoadedModel
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.making import Progress
@@ -27,6 +28,8 @@ from engine.types import (
     TokenEvent,
 )
 from tests.fakes import memory_report, model_info
+
+GREEDY = SamplingParams(temperature=0.0)
 
 
 class Child:
@@ -212,3 +215,18 @@ async def until(claim: Callable[[], bool]) -> None:
     async with asyncio.timeout(100):
         while not claim():
             await asyncio.sleep(0.005)
+
+
+async def finish(model: LoadedModel, prompt: tuple[int, ...] = (1, 2)) -> FinishReason | None:
+    """The end of one answer."""
+    events = [event async for event in model.engine.submit("r", prompt, GREEDY)]
+    return events[-1].finish_reason
+
+
+async def ask(manager: ModelManager, name: str, prompt: tuple[int, ...] = (1, 2)) -> Any:
+    """One whole turn: how it ended, or its error."""
+    try:
+        async with manager.lease(name) as model:
+            return await finish(model, prompt)
+    except (AppError, EngineDied) as error:
+        return error

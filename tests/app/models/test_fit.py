@@ -69,7 +69,9 @@ def test_headers_give_the_forecast_that_the_engine_makes_of_the_opened_files(
     assert told == (expected.weights, expected.workspace, expected.graphs)
 
 
-@pytest.mark.parametrize(("family", "fmt"), [("llama", "gptq"), ("gemma3", "dense")])
+@pytest.mark.parametrize(
+    ("family", "fmt"), [*(("llama", fmt) for fmt in FORMATS), *((family, "dense") for family in FAMILIES)]
+)
 def test_what_is_forecast_is_within_5_percent_of_the_report_after_loading(
     tmp_path: Path, family: str, fmt: str
 ) -> None:

@@ -19,18 +19,6 @@ from tests.fakes import memory_report
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> ThreeModels:
-    return ThreeModels(tmp_path)
-
-
-@pytest.fixture
-def engines() -> Engines:
-    made = Engines()
-    made.gate.set()
-    return made
-
-
-@pytest.fixture
 async def manager(tmp_path: Path, shelf: ThreeModels, engines: Engines) -> AsyncIterator[ModelManager]:
     async with managed(tmp_path, shelf, engines, max_num_seqs=5, kv_gb=0.5) as made:
         yield made
@@ -192,8 +180,9 @@ async def test_loading_another_model_closes_the_child_first_and_one_chosen_befor
     waiting = asyncio.create_task(manager.acquire(""))
     await asyncio.sleep(0)
     manager.load("three")
+    await until(lambda: engines.num_cancelled == 1)
     engines.gate.set()
-    assert (await waiting).id == "three" and engines.num_cancelled == 1
+    assert (await waiting).id == "three"
     assert not manager.holds("two") and not manager.holds("one")
 
 

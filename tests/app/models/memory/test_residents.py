@@ -1,69 +1,29 @@
-"""Several models, one memory: who goes for whom, in which order, and what becomes of models and requests that fail."""
+"""Several models, one memory: who goes for whom, in which order, and to whom the hand goes back."""
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from app.chat.types import LoadedModel
 from app.errors import AppError
 from app.models.machine import Memory
 from app.models.manager import ModelManager
+from app.models.memory.room import needed_bytes
 from engine.config import EngineConfig
-from engine.errors import BadCheckpoint, EngineClosed, EngineDied, EngineLost
-from engine.types import FinishReason, SamplingParams
-from tests.app.models.scripted import Child, Engines, ThreeModels, managed, until
+from engine.errors import BadCheckpoint, EngineClosed
+from engine.types import FinishReason
+from tests.app.models.scripted import Child, Engines, ThreeModels, ask, managed, until
+from tests.checkpoints import tiny_checkpoint
 from tests.fakes import memory_report
-
-GREEDY = SamplingParams(temperature=0.0)
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> ThreeModels:
-    return ThreeModels(tmp_path)
-
-
-@pytest.fixture
-def engines() -> Engines:
-    made = Engines()
-    made.gate.set()
-    return made
-
-
-@pytest.fixture
-async def manager(tmp_path: Path, shelf: ThreeModels, engines: Engines) -> AsyncIterator[ModelManager]:
-    async with managed(tmp_path, shelf, engines) as made:
-        made.load("one")
-        await made.acquire("one")
-        yield made
 
 
 @pytest.fixture
 def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of memory, whatever this machine has."""
     monkeypatch.setattr("app.models.memory.room.memory_of", lambda kind: Memory("cpu", "x", 10**12, 10**12))
-
-
-async def finish(model: LoadedModel, prompt: tuple[int, ...] = (1, 2)) -> FinishReason | None:
-    """The end of one answer."""
-    events = [event async for event in model.engine.submit("r", prompt, GREEDY)]
-    return events[-1].finish_reason
-
-
-async def ask(manager: ModelManager, name: str, prompt: tuple[int, ...] = (1, 2)) -> Any:
-    """One whole turn: how it ended, or its error."""
-    try:
-        async with manager.lease(name) as model:
-            return await finish(model, prompt)
-    except (AppError, EngineDied) as error:
-        return error
-
-
-# Swapping
 
 
 async def test_a_request_loads_the_model_that_it_names_once_its_predecessors_answers_have_ended(
@@ -201,6 +161,23 @@ async def test_nobody_goes_for_a_model_that_can_never_be_loaded(
         assert engines.children[0].is_alive and manager.status().model == "one"
 
 
+@pytest.mark.parametrize("is_by_hand", [False, True])
+async def test_nobody_goes_for_a_folder_whose_tensors_are_not_its_configs(
+    tmp_path: Path, shelf: ThreeModels, engines: Engines, is_by_hand: bool
+) -> None:
+    tiny_checkpoint(tmp_path / "two", "llama", "gptq")
+    config = json.loads((tmp_path / "two" / "config.json").read_text())
+    (tmp_path / "two" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    async with managed(tmp_path, shelf, engines, needs=needed_bytes) as manager:
+        await manager.acquire("one")
+        if is_by_hand:
+            manager.load("two")
+            await until(lambda: "do not belong together" in manager.statuses()[-1].error)
+        else:
+            assert (await ask(manager, "two")).code == "bad_checkpoint"
+        assert (await manager.acquire("")).child is engines.children[0] and engines.children[0].is_alive
+
+
 async def test_a_model_that_is_not_here_is_refused_to_requests_and_fetched_for_the_owner(
     manager: ModelManager, shelf: ThreeModels, engines: Engines
 ) -> None:
@@ -259,10 +236,74 @@ async def test_a_fetch_that_fails_or_is_given_up_leaves_the_old_model_answering(
     shelf.absent.add("three")
     manager.load("two")
     manager.load("three")
-    await until(lambda: len(manager.statuses()) == 2)
+    await until(lambda: len(manager.statuses()) == 3)
     await until(lambda: manager.status().state == "ready")
     assert (await manager.acquire("")).child is engines.children[0] and len(engines.children) == 1
-    assert [status.state for status in manager.statuses()] == ["ready", "failed"]
+    assert [status.state for status in manager.statuses()] == ["ready", "failed", "failed"]
+
+
+async def test_a_load_by_hand_is_not_given_up_for_one_that_can_never_be_loaded(
+    tmp_path: Path, shelf: ThreeModels, engines: Engines
+) -> None:
+    def needs(folder: Path, config: EngineConfig, kind: str) -> int:
+        if folder.name == "two":
+            raise AppError(501, "unsupported_model", "An architecture that nobody knows.")
+        return 1
+
+    engines.gate.clear()
+    async with managed(tmp_path, shelf, engines, needs=needs) as manager:
+        manager.load("one")
+        await until(lambda: manager.status().stage == "reading weights")
+        manager.load("two")
+        await until(lambda: "nobody knows" in manager.statuses()[-1].error)
+        engines.gate.set()
+        assert (await manager.acquire("")).id == "one"
+        assert engines.num_cancelled == 0 and len(engines.children) == 1
+
+
+async def test_a_load_by_hand_goes_on_while_the_one_chosen_after_it_is_fetched(
+    manager: ModelManager, shelf: ThreeModels, engines: Engines
+) -> None:
+    engines.gate.clear()
+    manager.load("two")
+    await until(lambda: manager.status().stage == "reading weights")
+    shelf.absent.add("three")
+    shelf.may_end.clear()
+    manager.load("three")
+    await until(lambda: manager.status().stage == "Fetching")
+    engines.gate.set()
+    assert (await manager.acquire("two")).id == "two"
+    shelf.may_end.set()
+    assert (await manager.acquire("")).id == "three"
+
+
+async def test_a_load_that_was_given_up_for_one_that_fails_is_begun_again(
+    manager: ModelManager, engines: Engines
+) -> None:
+    engines.gate.clear()
+    manager.load("two")
+    await until(lambda: manager.status().stage == "reading weights")
+    manager.load("three")
+    await until(lambda: engines.num_cancelled == 1)
+    engines.errors = [BadCheckpoint("no such tensor")]
+    engines.gate.set()
+    await until(lambda: manager.status().state == "ready")
+    assert manager.status().model == "two" and (await manager.acquire("")).id == "two"
+    assert [card.state for card in manager.cards()] == ["unloaded", "loaded", "failed"]
+
+
+async def test_a_load_that_was_given_up_for_one_that_is_unloaded_stays_given_up(
+    manager: ModelManager, engines: Engines
+) -> None:
+    engines.gate.clear()
+    manager.load("two")
+    await until(lambda: manager.status().stage == "reading weights")
+    manager.load("three")
+    await until(lambda: engines.num_cancelled == 1 and manager.status().stage == "reading weights")
+    await manager.unload("three")
+    engines.gate.set()
+    assert not manager.holds("two") and not manager.holds("three")
+    assert (await manager.acquire("")).id == "one", "the one in hand before both"
 
 
 async def test_no_more_than_some_failures_are_told(manager: ModelManager) -> None:
@@ -284,123 +325,6 @@ async def test_an_unused_model_is_let_go_and_comes_back_with_the_next_request(
             assert not engines.children[0].is_closed, "it is in use"
         await until(lambda: engines.children[0].is_closed)
         assert (await manager.acquire("")).child is engines.children[1]
-
-
-# Failing
-
-
-async def test_a_death_ends_the_requests_and_the_next_engine_is_begun_at_once(
-    manager: ModelManager, engines: Engines
-) -> None:
-    answers = [asyncio.create_task(ask(manager, "", (i,))) for i in range(3)]
-    await until(lambda: bool(engines.children) and len(engines.children[0].asked) == 3)
-    engines.children[0].die("killed by SIGKILL")
-    assert [str(ended) for ended in await asyncio.gather(*answers)] == ["killed by SIGKILL"] * 3
-    await until(lambda: len(engines.children) == 2 and manager.status().state == "ready")
-    _, lines = await manager.log_lines("one", 10)
-    assert "The engine died: killed by SIGKILL" in lines[-1]
-
-
-async def test_a_death_in_a_load_costs_the_waiting_requests_nothing(manager: ModelManager, engines: Engines) -> None:
-    engines.errors = [EngineDied("killed by SIGKILL")]
-    assert (await manager.acquire("two")).child is engines.children[1]
-    assert not engines.errors
-
-
-async def test_a_model_that_fails_three_times_in_a_row_is_parked_until_it_is_loaded_by_hand(
-    manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.models.memory.conduct._PAUSES_S", (0.0, 0.0, 0.01))
-    for count in range(3):
-        await until(lambda count=count: len(engines.children) == count + 1 and manager.status().state == "ready")  # type: ignore[misc]
-        engines.children[-1].die(f"CUDA error {count}")
-    await until(lambda: manager.status().state == "failed" and "left alone" in manager.status().error)
-    await asyncio.sleep(0.3)  # longer than the pause after a failed load
-    refused = await ask(manager, "one")
-    assert refused.code == "model_parked" and "CUDA error 2" in refused.text and len(engines.children) == 3
-    manager.load("one")
-    assert (await manager.acquire("one")).child is engines.children[3]
-
-
-async def test_an_answer_that_ends_wipes_the_slate_of_its_model(manager: ModelManager, engines: Engines) -> None:
-    for count in range(8):
-        await until(lambda count=count: len(engines.children) == count + 1 and manager.status().state == "ready")  # type: ignore[misc]
-        engines.children[-1].may_finish.set()
-        assert await ask(manager, "", (count,)) is FinishReason.STOP
-        engines.children[-1].die()
-    assert (await manager.acquire("")).child is engines.children[8]
-
-
-async def test_a_request_that_was_there_at_two_deaths_is_refused_and_no_other(
-    manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.models.memory.conduct._PAUSES_S", (0.0, 0.0, 0.01))
-    for count in range(2):
-        killer = asyncio.create_task(ask(manager, "", (6, 6, 6)))
-        others = [asyncio.create_task(ask(manager, "", (6, 6, 6))) for _ in range(2)]  # one request with n = 3
-        await until(lambda count=count: len(engines.children) == count + 1 and manager.status().state == "ready")  # type: ignore[misc]
-        await until(lambda: len(engines.children[-1].asked) == 3)
-        engines.children[-1].die()
-        assert {type(ended) for ended in await asyncio.gather(killer, *others)} == {EngineDied}
-    refused = await ask(manager, "", (6, 6, 6))
-    assert (refused.status, refused.code) == (400, "request_ends_engine")
-    engines.children[-1].may_finish.set()
-    assert await ask(manager, "", (6, 6, 7)) is FinishReason.STOP
-    manager.load("one")
-    assert await ask(manager, "", (6, 6, 6)) is FinishReason.STOP, "loaded by hand, all is forgiven"
-
-
-async def test_a_request_that_got_nothing_from_an_engine_that_was_lost_is_asked_again_once(
-    manager: ModelManager, engines: Engines
-) -> None:
-    first = engines.children[0]
-    first.may_begin.clear()
-    answer = asyncio.create_task(ask(manager, ""))
-    await until(lambda: bool(first.asked))
-    first.die(kind=EngineLost)
-    await until(lambda: len(engines.children) == 2)
-    engines.children[1].may_finish.set()
-    assert await answer is FinishReason.STOP and engines.children[1].asked == [(1, 2)]
-    engines.children[1].may_finish.clear()
-    seen = asyncio.create_task(ask(manager, ""))
-    await until(lambda: len(engines.children[1].asked) == 2)
-    await asyncio.sleep(0)
-    engines.children[1].die(kind=EngineLost)
-    assert isinstance(await seen, EngineLost), "the caller has a part of the answer already"
-
-
-async def test_requests_under_suspicion_begin_one_at_a_time_so_that_the_next_death_tells_which_it_was(
-    manager: ModelManager, engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.models.memory.conduct._PAUSES_S", (0.0, 0.0, 0.01))
-    engines.begins_at_once = False
-    engines.children[0].may_begin.clear()
-    killer, *others = (asyncio.create_task(ask(manager, "", (number,))) for number in (6, 7, 8))
-    await until(lambda: len(engines.children[0].asked) == 3)
-    engines.children[0].die(kind=EngineLost)
-    await until(lambda: len(engines.children) == 2 and bool(engines.children[1].asked))
-    await asyncio.sleep(0.02)
-    assert engines.children[1].asked == [(6,)], "the others wait for its first token"
-    engines.begins_at_once = engines.finishes_at_once = True
-    engines.children[1].die(kind=EngineLost)
-    assert isinstance(await killer, EngineLost)
-    assert await asyncio.gather(*others) == [FinishReason.STOP] * 2
-    assert (await ask(manager, "", (6,))).code == "request_ends_engine"
-
-
-async def test_an_engine_of_which_no_step_ends_is_ended_and_begun_again(
-    tmp_path: Path, shelf: ThreeModels, engines: Engines
-) -> None:
-    async with managed(tmp_path, shelf, engines, step_timeout=5.0) as manager:
-        answer = asyncio.create_task(ask(manager, "one"))
-        await until(lambda: bool(engines.children))
-        engines.children[0].stats = engines.stats_of_a_hung_one(4.9)
-        await asyncio.sleep(0.05)
-        assert not answer.done()
-        engines.children[0].stats = engines.stats_of_a_hung_one(5.1)
-        ended = await answer
-        assert isinstance(ended, EngineDied) and "no step ended for 5 s" in ended.message
-        await until(lambda: len(engines.children) == 2)
 
 
 async def test_closing_cuts_an_answer_that_was_let_go_on(manager: ModelManager, engines: Engines) -> None:
