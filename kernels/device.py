@@ -47,7 +47,9 @@ def _holders() -> list[tuple[str, int]]:
         import pynvml
 
         pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        # By its UUID: the library counts cards by their place on the bus, CUDA_VISIBLE_DEVICES or not.
+        uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         found = pynvml.nvmlDeviceGetComputeRunningProcesses(card) + pynvml.nvmlDeviceGetGraphicsRunningProcesses(card)
     except Exception:  # not installed, no driver, not allowed: the bindings have an exception for each
         return []

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from app.cli.command import Command
 from app.errors import AppError
+from app.models.machine import first_card
 from app.models.shelf import ModelShelf
 from app.settings import Settings, version
 
@@ -78,31 +79,25 @@ def _version_of(name: str) -> str | None:
 
 
 def _gpu(settings: Settings) -> Iterator[Finding]:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        driver, name = _text(pynvml.nvmlSystemGetDriverVersion()), _text(pynvml.nvmlDeviceGetName(handle))
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    except Exception:  # no driver, no library, not allowed: the bindings have an exception for each
+    found = first_card()
+    if found is None:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        what = "no NVIDIA card is usable: models are computed on the CPU"
         fix = "If there is one: install NVIDIA's driver, restart, and see that `nvidia-smi` lists the card."
-        yield Finding("GPU", "note", "no NVIDIA card is usable: models are computed on the CPU", fix)
+        if hidden is not None:
+            fix = f"CUDA_VISIBLE_DEVICES is {hidden!r}: unset it, or name a card of `nvidia-smi -L`."
+        yield Finding("GPU", "note", what, fix)
         return
+    memory, capability = found.memory, found.capability
     free, total = memory.free / _GB, memory.total / _GB
-    yield Finding("GPU", "ok", f"{name}, {free:.1f} of {total:.1f} GB free, driver {driver}")
-    if tuple(capability) < _OLDEST_CAPABILITY:
+    yield Finding("GPU", "ok", f"{memory.name}, {free:.1f} of {total:.1f} GB free, driver {found.driver}")
+    if capability < _OLDEST_CAPABILITY:
         fix = "The kernels are made for Ampere and newer (RTX 30, 40, A and H cards)."
         yield Finding("GPU", "problem", f"compute capability {capability[0]}.{capability[1]}", fix)
     if "+cpu" in (_version_of("torch") or ""):
         fix = "Delete .venv and start again: the CUDA build is installed where there is a driver."
         yield Finding("PyTorch", "problem", "the CPU build is installed beside an NVIDIA card", fix)
     yield from _compiler()
-
-
-def _text(found: str | bytes) -> str:
-    return found if isinstance(found, str) else found.decode()
 
 
 def _compiler() -> Iterator[Finding]:

@@ -1,6 +1,8 @@
 """This computer's memory as a forecast sees it: the card by NVIDIA's management library, the rest by psutil."""
 
+import os
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -45,19 +47,75 @@ def empty_card(gb: float) -> Memory:
     return Memory("cuda", f"a card with {gb:g} GB, empty", total, total)
 
 
+@dataclass(frozen=True, slots=True)
+class Card:
+    """capability: of its architecture, as (8, 6)."""
+
+    memory: Memory
+    driver: str
+    capability: tuple[int, int]
+
+
 def card() -> Memory | None:
-    """The first card now; None where there is none, or nobody can tell."""
+    """The memory of `first_card` now; None where there is none."""
+    found = first_card()
+    return found.memory if found else None
+
+
+def first_card() -> Card | None:
+    """The card that an engine would compute on, CUDA_VISIBLE_DEVICES minded; None where there is none, or nobody can
+    tell.
+    """
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        memory, name = pynvml.nvmlDeviceGetMemoryInfo(handle), pynvml.nvmlDeviceGetName(handle)
-        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        handle = _first_visible(pynvml)
+        return None if handle is None else _card(pynvml, handle)
     except Exception:  # no driver, no library, not allowed: the bindings have an exception for each
         return None
-    held = tuple((_program(process.pid), process.usedGpuMemory) for process in found if process.usedGpuMemory)
-    return Memory("cuda", name if isinstance(name, str) else name.decode(), memory.total, memory.free, held)
+
+
+def _card(nvml: Any, handle: Any) -> Card:
+    memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), _text(nvml.nvmlDeviceGetName(handle))
+    found = nvml.nvmlDeviceGetComputeRunningProcesses(handle) + nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
+    held = {process.pid: process.usedGpuMemory for process in found if process.usedGpuMemory}
+    named = tuple((_program(pid), num_bytes) for pid, num_bytes in held.items())
+    return Card(
+        Memory("cuda", name, memory.total, memory.free, named),
+        _text(nvml.nvmlSystemGetDriverVersion()),
+        tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+    )
+
+
+def _first_visible(nvml: Any) -> Any:
+    """The handle of CUDA's device 0: an index of CUDA_VISIBLE_DEVICES is one in CUDA's order, a name is a UUID or its
+    beginning. What is neither ("", "-1") hides all cards, as in CUDA.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if first.startswith("MIG-"):
+        return nvml.nvmlDeviceGetHandleByUUID(first)
+    handles = _in_cuda_order(nvml, [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())])
+    if first.startswith("GPU-"):
+        return next((handle for handle in handles if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(first)), None)
+    return handles[int(first)] if first.isdecimal() and int(first) < len(handles) else None
+
+
+def _in_cuda_order(nvml: Any, handles: list[Any]) -> list[Any]:
+    """The library counts cards by their place on the bus; CUDA begins with the fastest unless it is told otherwise."""
+    if len(handles) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return handles
+
+    def speed(handle: Any) -> int:
+        clock: int = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+        return clock * int(nvml.nvmlDeviceGetNumGpuCores(handle))
+
+    fastest = max(handles, key=speed)
+    return [fastest, *(handle for handle in handles if handle is not fastest)]
+
+
+def _text(found: str | bytes) -> str:
+    return found if isinstance(found, str) else found.decode()
 
 
 def computer() -> Memory:

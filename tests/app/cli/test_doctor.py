@@ -11,6 +11,7 @@ import pytest
 
 from app.cli import doctor
 from app.cli import main as cli
+from app.models.machine import Card, Memory
 from tests.app.models.fake_hub import FakeHub, led_here, running
 
 
@@ -77,22 +78,20 @@ def test_a_full_disk_and_offline_mode_are_told(
 def test_a_card_that_cannot_be_used_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], torch: str, about: str
 ) -> None:
-    import pynvml
-
-    for name, answer in {
-        "nvmlInit": None,
-        "nvmlDeviceGetHandleByIndex": 0,
-        "nvmlSystemGetDriverVersion": "580.1",
-        "nvmlDeviceGetName": b"a card",
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(free=20e9, total=24e9),
-        "nvmlDeviceGetCudaComputeCapability": capability,
-    }.items():
-        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    memory = Memory("cuda", "a card", 24 * 10**9, 20 * 10**9)
+    monkeypatch.setattr(doctor, "first_card", lambda: Card(memory, "580.1", capability))
     monkeypatch.setattr(doctor, "_version_of", lambda name: torch)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor.sys, "platform", "linux")
     problems = {finding.about for finding in doctor._gpu(None) if finding.state == "problem"}  # type: ignore[arg-type]
     assert problems == {about, "C compiler"}
+
+
+def test_cards_that_the_environment_hides_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert "CUDA_VISIBLE_DEVICES is '-1'" in findings(tmp_path, capsys)["GPU"]["fix"]
 
 
 def test_the_hub_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
