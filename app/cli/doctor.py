@@ -85,7 +85,7 @@ def _gpu(settings: Settings) -> Iterator[Finding]:
         what = "no NVIDIA card is usable: models are computed on the CPU"
         fix = "If there is one: install NVIDIA's driver, restart, and see that `nvidia-smi` lists the card."
         if hidden is not None:
-            fix = f"CUDA_VISIBLE_DEVICES is {hidden!r}: unset it, or name a card of `nvidia-smi -L`."
+            fix += f" CUDA_VISIBLE_DEVICES is {hidden!r} and may hide it."
         yield Finding("GPU", "note", what, fix)
         return
     memory, capability = found.memory, found.capability

@@ -12,7 +12,7 @@ from app.settings import Settings
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a catalogue id, a repository (owner/name) or a folder")
-    parser.add_argument("--gpu-gb", type=float, metavar="GB", help="a card with so many GB (24 for a 3090 or 4090)")
+    parser.add_argument("--gpu-gb", type=float, metavar="GB", help="a card sold with so many GB (24: a 3090 or 4090)")
     parser.add_argument("--context", type=int, metavar="TOKENS", help="that a conversation is to hold")
     parser.add_argument("--kv-cache-dtype", metavar="DTYPE", choices=("auto", "fp32", "fp16", "bf16", "int8"))
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -43,7 +43,7 @@ def _told(report: FitReport) -> Iterator[str]:
 def _rows(fits: tuple[Fit, ...]) -> Iterator[list[str]]:
     for name, words in (
         ("verdict", lambda f: f.verdict),
-        ("memory", lambda f: _gb(f.total_bytes)),
+        ("memory", lambda f: f"{_gb(f.total_bytes)} ({f.total_bytes / 2**30:.1f} GiB)"),
         ("free", lambda f: _gb(f.free_bytes)),
         ("weights", lambda f: _gb(f.weights_bytes)),
         ("workspace", lambda f: _gb(f.workspace_bytes)),

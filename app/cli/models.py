@@ -6,6 +6,7 @@ import json
 import sys
 
 from app.cli.command import Command, table
+from app.cli.server import server_arguments, server_if_there
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.hub.downloads import Download, Downloads
@@ -30,18 +31,39 @@ def _named(parser: argparse.ArgumentParser) -> None:
 # --- list
 
 
+def _list_arguments(parser: argparse.ArgumentParser) -> None:
+    _as_json(parser)
+    server_arguments(parser)
+
+
 def _list(arguments: argparse.Namespace, settings: Settings) -> int:
-    shelf = shelf_of(settings)
+    shelf, in_memory = shelf_of(settings), _in_memory(arguments, settings)
     downloads = {found.name: found for found in Downloads(settings.models_folder).all()}
     rows = [_row(entry, shelf, downloads.get(shelf.folder(entry).name)) for entry in shelf.entries()]
     listed = {shelf.folder(entry).name for entry in shelf.entries()}
     rows += [_row_of_download(found) for name, found in downloads.items() if name not in listed]
+    known = {row["id"] for row in rows}
+    rows += [_bare_row(name, state) for name, state in in_memory.items() if name not in known]
+    rows = [row | {"state": in_memory.get(str(row["id"]), row["state"])} for row in rows]
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return 0
     shown = [[str(row[key] or "") for key in ("id", "state", "format", "gb", "context", "licence")] for row in rows]
     print(table(("MODEL", "STATE", "FORMAT", "GB", "CONTEXT", "LICENCE"), shown))
     return 0
+
+
+def _in_memory(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
+    """Of the running Fireside: which models are loaded or loading; empty where none runs."""
+    server = server_if_there(arguments, settings)
+    if server is None:
+        return {}
+    try:
+        found = server.get("/models")["data"]
+    except AppError as refused:
+        print(f"Which models are loaded is not told: {refused.text}", file=sys.stderr)
+        return {}
+    return {model["id"]: model["state"] for model in found if model["state"] in ("loaded", "loading")}
 
 
 def _row(entry: CatalogEntry, shelf: ModelShelf, download: Download | None) -> dict[str, object]:
@@ -59,8 +81,12 @@ def _row(entry: CatalogEntry, shelf: ModelShelf, download: Download | None) -> d
 
 
 def _row_of_download(found: Download) -> dict[str, object]:
-    gb = round(found.report.num_bytes / 1e9, 1) if found.report else None
-    return {"id": found.repo, "state": found.state, "format": None, "gb": gb, "context": None, "licence": None}
+    return _bare_row(found.repo, found.state, round(found.report.num_bytes / 1e9, 1) if found.report else None)
+
+
+def _bare_row(name: str, state: str, gb: float | None = None) -> dict[str, object]:
+    """Of a model that the catalogue does not have."""
+    return {"id": name, "state": state, "format": None, "gb": gb, "context": None, "licence": None}
 
 
 # --- search
@@ -72,7 +98,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-gb", type=float, metavar="GB", help="of the weights at most")
     parser.add_argument("--licence", metavar="NAME", help="such as apache-2.0")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="hits (default: 20)")
-    parser.add_argument("--gpu-gb", type=float, metavar="GB", help="judge by a card with so many GB")
+    parser.add_argument("--gpu-gb", type=float, metavar="GB", help="judge by a card sold with so many GB")
     _as_json(parser)
 
 
@@ -220,7 +246,7 @@ def _token(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 COMMANDS = (
-    Command("models list", "the models there are, and how each is", _list, _as_json),
+    Command("models list", "the models there are, and how each is", _list, _list_arguments),
     Command("models search", "models of the hub, each with whether it fits", _search, _search_arguments),
     Command("models add", "put a repository or a folder into your own models.yaml", _add, _add_arguments),
     Command("models pull", "download a model; Ctrl-C pauses, the same command goes on", _pull, _named),

@@ -108,10 +108,20 @@ class Server:
 _HOW_TO_START = "Start Fireside with `python launch.py`, or name another with --url."
 
 
+def server_if_there(arguments: argparse.Namespace, settings: Settings) -> Server | None:
+    """The running one. Raises AppError where one is named that does not answer."""
+    server = _noted(arguments, settings)
+    if server is not None and server.is_there():
+        return server
+    if arguments.url:
+        raise AppError(503, "no_server", f"{arguments.url} does not answer.", hint=_HOW_TO_START)
+    return None
+
+
 def running_server(arguments: argparse.Namespace, settings: Settings) -> Server:
     """Raises AppError where none runs."""
-    server = _noted(arguments, settings)
-    if server is None or not server.is_there():
+    server = server_if_there(arguments, settings)
+    if server is None:
         raise AppError(503, "no_server", f"No Fireside runs at {settings.home}.", hint=_HOW_TO_START)
     return server
 
@@ -119,12 +129,10 @@ def running_server(arguments: argparse.Namespace, settings: Settings) -> Server:
 @contextlib.contextmanager
 def any_server(arguments: argparse.Namespace, settings: Settings, *flags: str) -> Iterator[Server]:
     """The running one; where none runs, one of our own with these flags, which ends with us."""
-    server = _noted(arguments, settings)
-    if server is not None and server.is_there():
+    server = server_if_there(arguments, settings)
+    if server is not None:
         yield server
         return
-    if arguments.url:
-        raise AppError(503, "no_server", f"{arguments.url} does not answer.", hint=_HOW_TO_START)
     log = settings.home / "logs" / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as written:

@@ -31,7 +31,8 @@ class Memory:
     def acting_as(self, gb: float) -> "Memory":
         """The same card as if it had `gb` (2**30 bytes) at most."""
         left_out = max(self.total - int(gb * _GIB), 0)
-        return Memory(self.kind, self.name, self.total - left_out, max(self.free - left_out, 0), self.held)
+        name = f"{self.name} as a card with {gb:g} GiB"
+        return Memory(self.kind, name, self.total - left_out, max(self.free - left_out, 0), self.held)
 
     def with_free(self, num_bytes: int) -> "Memory":
         """With so much more of it free, as when what holds it had gone."""
@@ -43,8 +44,9 @@ class Memory:
 
 
 def empty_card(gb: float) -> Memory:
+    """gb  as cards are sold: 2**30 bytes each"""
     total = int(gb * _GIB)
-    return Memory("cuda", f"a card with {gb:g} GB, empty", total, total)
+    return Memory("cuda", f"a card with {gb:g} GiB, empty", total, total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from app.errors import AppError
+from app.models.hub.manifest import manifest_of, write_manifest
 
 # What is being done, and the share that is done (0 to 1; None where it cannot be known). Called several times a second
 # while work goes on; whatever it raises stops the work and leaves nothing half-made, which is how a caller cancels.
@@ -42,11 +43,13 @@ def sole_maker(models_dir: Path, name: str, on_progress: Progress) -> Iterator[N
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Give an empty sibling to fill; it takes `folder`'s name in one step at the end, or goes away on an error.
 
-    Call it as the sole maker. What an earlier break left is cleared first.
+    Call it as the sole maker. What an earlier break left is cleared first. The files' hashes are recorded, for who
+    verifies them later.
     """
     making = _emptied(folder.with_name(f".{folder.name}.making"))
     try:
         yield making
+        write_manifest(making, manifest_of(making))
         _flush_to_disk(making)
         if folder.exists():  # damaged, or its maker would not have been called
             shutil.rmtree(folder)
@@ -87,6 +90,6 @@ def _emptied(folder: Path) -> Path:
 
 def _flush_to_disk(folder: Path) -> None:
     """A rename may reach the disk before the bytes it names; a power cut would then leave a whole name on holes."""
-    for path in folder.iterdir():
+    for path in filter(Path.is_file, folder.rglob("*")):
         with path.open("r+b") as file:
             os.fsync(file.fileno())

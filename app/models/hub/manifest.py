@@ -20,7 +20,10 @@ Verdict = Literal["verified", "unverified", "damaged", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """commit: what `revision` meant when the download began. files: () in folders of earlier versions."""
+    """commit: what `revision` meant when the download began. files: () in folders of earlier versions.
+
+    Of what was made here and not downloaded, `repo` and `commit` are empty.
+    """
 
     repo: str
     revision: str | None
@@ -49,6 +52,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_durably(folder / _FILE, json.dumps(found))
 
 
+def manifest_of(folder: Path) -> Manifest:
+    """Of files that were made here: what each is now."""
+    paths = sorted(filter(Path.is_file, folder.rglob("*")))
+    files = (
+        RemoteFile(path.relative_to(folder).as_posix(), path.stat().st_size, _sha256(path), None) for path in paths
+    )
+    return Manifest("", None, "", tuple(files))
+
+
 def growing_folder(folder: Path) -> Path:
     """Where a download of `folder` lies until it is whole."""
     return folder.with_name(f".{folder.name}.download")
@@ -70,7 +82,8 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def verdict(path: Path, file: RemoteFile) -> Verdict:
-    """By the hub's own sum: sha256 for large files, git's blob id (sha1 over header and bytes) for others.
+    """By the hub's own sum: sha256 for large files, git's blob id (sha1 over header and bytes) for others; or by the
+    sha256 taken when the file was made here.
 
     A file whose sum nobody told is "unverified", however right its length is; never "verified".
     """
@@ -86,12 +99,16 @@ def verdict(path: Path, file: RemoteFile) -> Verdict:
 def found_hash(path: Path, file: RemoteFile) -> str:
     """Of what lies there, by the kind of sum that the hub has of this file."""
     if file.sha256:
-        with path.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        return _sha256(path)
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     for piece in _pieces(path):
         digest.update(piece)
     return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ request for all hits. `fit.py` reads headers and knows exactly.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from app.errors import AppError
@@ -20,6 +21,8 @@ _CARD_SHARE = 0.9
 _WORKSPACE_BYTES = 700_000_000  # of a step, graphs and angles: as a rule
 _ROOM_BYTES, _LEAST_ROOM_BYTES = 2_000_000_000, 500_000_000  # for the KV cache: some chats; one
 _MOST_HITS = 100
+_LOOKED_AT = 10  # repositories for each hit, where many are too large
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +61,22 @@ def search(
         )
     if not 1 <= limit <= _MOST_HITS:
         raise AppError(400, "bad_request", f"limit is {limit}; it must be 1 to {_MOST_HITS}.", param="limit")
-    _require_network()
     tags = ["safetensors", *([fmt] if fmt else []), *([f"license:{licence}"] if licence else [])]
     with hub_errors("api/models"):
-        found = [_hit(info, machine) for info in _ask(words, tags, limit, token)]
-    return [hit for hit in found if max_gb is None or (hit.weights_bytes or 0) <= max_gb * 1e9]
+        _require_network()
+        asked = _ask(words, tags, limit if max_gb is None else limit * _LOOKED_AT, token)
+        found = (_hit(info, machine) for info in asked)
+        return list(islice((hit for hit in found if max_gb is None or (hit.weights_bytes or 0) <= max_gb * 1e9), limit))
 
 
 def _require_network() -> None:
-    from huggingface_hub import constants
+    """Raises what huggingface_hub raises, at once: its own search tries again for 24 s before it tells."""
+    from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         what = "HF_HUB_OFFLINE is set: the hub is not asked."
         raise AppError(503, "offline", what, hint="Unset it to search; `models list` tells what is here.")
+    get_session().head(constants.ENDPOINT, timeout=_PATIENCE_S)
 
 
 def _ask(words: str, tags: list[str], limit: int, token: str | None) -> Iterable[Any]:

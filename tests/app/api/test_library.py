@@ -127,6 +127,7 @@ async def test_a_search_has_a_word_on_the_fit_of_every_hit(client: Client) -> No
         ({"format": "awq", "licence": "mit"}, ["big/Qwen3-235B-AWQ"]),
         ({"max_gb": 50, "licence": "apache-2.0"}, ["Qwen/Qwen3-8B-AWQ"]),
         ({"limit": 1}, ["Qwen/Qwen3-8B-AWQ"]),
+        ({"limit": 1, "max_gb": 5}, ["x/Qwen3-nf4"]),
     ],
 )
 async def test_a_search_is_filtered(client: Client, params: dict[str, Any], repos: list[str]) -> None:

