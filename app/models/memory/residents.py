@@ -121,7 +121,7 @@ class Residents:
             self._loader.conduct(resident.model_id).check_model()
             entry = self._shelf.resolve(resident.name)
             folder = await self._loader.fetched(resident, entry)
-            await self._prove(resident, folder)
+            await self._prove(resident, entry, folder)
             warming = asyncio.create_task(in_daemon_thread(lambda: warm(folder)))
             warming.add_done_callback(lambda task: None if task.cancelled() else task.exception())
             await resident.place.turn()
@@ -132,10 +132,10 @@ class Residents:
         finally:
             resident.place.leave()
 
-    async def _prove(self, resident: Resident, folder: Path) -> None:
+    async def _prove(self, resident: Resident, entry: CatalogEntry, folder: Path) -> None:
         """Raises AppError for what can never be loaded, while another load could still be given up for it."""
         if any(other.is_loading and other.is_chosen for other in self.all if other is not resident):
-            await in_daemon_thread(lambda: self._needs(folder, self._loader.config(folder), kind_here()))
+            await in_daemon_thread(lambda: self._needs(folder, self._loader.config(entry, folder), kind_here()))
         resident.is_proven = True
         self._give_up_others(resident)
 
