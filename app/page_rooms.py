@@ -1,6 +1,8 @@
 """Puts the page together: its rooms, and what of the rest of the house stands behind each."""
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.settings import Settings
@@ -8,24 +10,50 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from app.api.keys import Keyring
+    from app.api.metrics import Metrics
     from app.chat.service import ChatService
     from app.models.library import Library
     from app.models.manager import ModelManager
+    from app.ui.lately import Lately
     from app.ui.live import Hub
+    from app.ui.settings_tab import SettingsDesk
     from app.ui.status import ModelStatus
 
 
-def build_page(settings: Settings, service: "ChatService", manager: "ModelManager", library: "Library") -> "FastAPI":
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """What the rooms are doors to."""
+
+    settings: Settings
+    service: "ChatService"
+    manager: "ModelManager"
+    library: "Library"
+    metrics: "Metrics"
+    lately: "Lately"
+    keys: "Keyring"
+
+
+def build_page(behind: Behind) -> "FastAPI":
     """An app of its own, for the page's slot. Imports Gradio, which takes seconds."""
     from fastapi import FastAPI
 
     from app.api.guard import admin
     from app.ui import page
     from app.ui.models_tab import models_room
+    from app.ui.monitor import Monitor, monitor_room
+    from app.ui.settings_tab import settings_room
 
-    rooms = (_api_room(manager, library), models_room(library, manager, admin))
+    manager = behind.manager
+    monitor = Monitor(manager, behind.service.under_way, behind.metrics.latencies)
+    rooms = (
+        _api_room(behind),
+        models_room(behind.library, manager, admin),
+        monitor_room(monitor, behind.lately, admin),
+        settings_room(_settings_desk(behind), admin),
+    )
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    page.mount(app, service, lambda: _status(manager), rooms)
+    page.mount(app, behind.service, lambda: _status(manager), rooms)
     return app
 
 
@@ -43,16 +71,23 @@ def _status(manager: "ModelManager") -> "ModelStatus":
     )
 
 
-def _api_room(manager: "ModelManager", library: "Library") -> Callable[["FastAPI", "Hub"], None]:
-    """The API's own routes for models and memory under /ui, where the page's cookie is worth something."""
+def _api_room(behind: Behind) -> Callable[["FastAPI", "Hub"], None]:
+    """The API's own routes for models and memory under /ui, where the page's cookie is worth something; and the keys,
+    which only the page shows.
+    """
+    from app.api.key_list import key_list_router
     from app.api.library import library_router
     from app.api.loading import loading_router
     from app.api.memory import memory_router
+    from app.server import is_loopback
 
+    settings, manager, library = behind.settings, behind.manager, behind.library
+    is_open = not settings.allow_no_key and not is_loopback(settings.host)
     routers = (
         library_router(library, manager),
         loading_router(manager, library.known_downloads),
         memory_router(manager),
+        key_list_router(behind.keys, settings, must_have_keys=is_open),
     )
 
     def on_page(app: "FastAPI", hub: "Hub") -> None:
@@ -60,3 +95,14 @@ def _api_room(manager: "ModelManager", library: "Library") -> Callable[["FastAPI
             app.include_router(router, prefix="/ui", include_in_schema=False)
 
     return on_page
+
+
+def _settings_desk(behind: Behind) -> "SettingsDesk":
+    from app.server import check_access
+    from app.ui.settings_tab import SettingsDesk
+
+    def follow(to_come: Settings) -> None:
+        behind.manager.follow(to_come)
+        behind.library.follow(to_come)
+
+    return SettingsDesk(behind.settings, os.environ, check_access, follow)

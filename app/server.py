@@ -114,26 +114,40 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
     from app.api import routes
     from app.chat.service import ChatService
     from app.models.library import Library
-    from app.page_rooms import build_page
+    from app.page_rooms import Behind, build_page
     from app.page_slot import PageSlot
+    from app.ui.lately import Lately, Noting
 
     owner = manager or new_manager(settings)
     metrics = routes.Metrics(owner.stats)
+    lately = Lately()
     limits = routes.Limits(settings.requests_per_minute, settings.tokens_per_minute)
-    service = ChatService(owner, observer=routes.Charging(limits, metrics))
+    service = ChatService(owner, observer=routes.Charging(limits, Noting(lately, metrics)))
     slot = PageSlot(owner.status)
     library = Library(settings)
+    keys = routes.Keyring.of(settings)
+    behind = Behind(
+        settings=settings,
+        service=service,
+        manager=owner,
+        library=library,
+        metrics=metrics,
+        lately=lately,
+        keys=keys,
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if owner.status().state == "empty":
             owner.load(settings.model)
-        page = asyncio.create_task(_run_page(slot, lambda: build_page(settings, service, owner, library)))
+        logging.getLogger("fireside").addHandler(lately)
+        page = asyncio.create_task(_run_page(slot, lambda: build_page(behind)))
         library.downloads.take_up()
         try:
             yield
         finally:
             page.cancel()
+            logging.getLogger("fireside").removeHandler(lately)
             library.downloads.end()
             await asyncio.gather(page, owner.close(), return_exceptions=True)
 
@@ -144,7 +158,7 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
         shelf=owner,
         metrics=metrics,
         version=settings_module.version(),
-        keys=routes.Keyring.of(settings),
+        keys=keys,
         limits=limits,
         library=library,
         allowed_hosts=routes.LOOPBACK_HOSTS | own_names(settings),

@@ -103,6 +103,8 @@ class Setting:
     read          a value from a flag, the environment (text) or YAML (typed) -> the value; raises ValueError
     allowed       completes "it must be ..."
     default_text  what --help shows where the default is no plain value
+    applies       when another value holds: at the next start, at the next load of a model, or now
+    choices       the words that it may be, where they are few
     takes         a value, a list (the flag may come several times), or nothing: the flag alone turns it on
     is_secret     neither shown nor read from settings.yaml, which would keep it in plain words
     """
@@ -114,6 +116,8 @@ class Setting:
     help: str
     default_text: str = ""
     takes: Literal["value", "list", "nothing"] = "value"
+    applies: Literal["start", "load", "now"] = "start"
+    choices: tuple[str, ...] = ()
     is_secret: bool = False
 
     @property
@@ -280,6 +284,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="max_model_len",
+        applies="load",
         default=None,
         read=_whole(1),
         allowed="a whole number of tokens, 1 or more",
@@ -288,6 +293,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="max_num_seqs",
+        applies="load",
         default=32,
         read=_whole(1),
         allowed="a whole number, 1 or more",
@@ -295,6 +301,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="max_num_batched_tokens",
+        applies="load",
         default=None,
         read=_whole(1),
         allowed="a whole number of tokens, 1 or more",
@@ -303,6 +310,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="gpu_memory_utilization",
+        applies="load",
         default=0.90,
         read=_number(0.0, 1.0),
         allowed="a number above 0 and at most 1",
@@ -310,6 +318,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="gpu_memory_gb",
+        applies="load",
         default=None,
         read=_number(0.0),
         allowed="a number of GB above 0",
@@ -318,13 +327,16 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="kv_cache_dtype",
+        applies="load",
         default="auto",
         read=_choice(*KV_CACHE_DTYPES),
+        choices=KV_CACHE_DTYPES,
         allowed="one of " + ", ".join(KV_CACHE_DTYPES),
         help=f"type of the KV cache: {', '.join(KV_CACHE_DTYPES)}",
     ),
     Setting(
         name="keep_packed",
+        applies="load",
         default=True,
         read=_switch,
         allowed="true or false",
@@ -334,13 +346,16 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="quantize_lm_head",
+        applies="load",
         default="auto",
         read=_choice("auto", "on", "off"),
+        choices=("auto", "on", "off"),
         allowed="one of auto, on, off",
         help="hold the output layer in 8 bits; auto does so with 4-bit models on a GPU",
     ),
     Setting(
         name="kv_gb",
+        applies="load",
         default=None,
         read=_number(0.0),
         allowed="a number of GB above 0",
@@ -454,6 +469,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="model_fallback",
+        applies="now",
         default=False,
         read=_switch,
         allowed="true or false",
@@ -463,6 +479,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="load_on_request",
+        applies="now",
         default=True,
         read=_switch,
         allowed="true or false",
@@ -472,6 +489,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="max_models",
+        applies="now",
         default=3,
         read=_whole(1),
         allowed="a whole number, 1 or more",
@@ -479,6 +497,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="idle_timeout",
+        applies="now",
         default=None,
         read=_number(0.0),
         allowed="a number of seconds above 0",
@@ -487,6 +506,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="drain_timeout",
+        applies="now",
         default=30.0,
         read=_number(math.nextafter(0.0, -1.0)),
         allowed="a number of seconds, 0 or more",
@@ -494,6 +514,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="step_timeout",
+        applies="now",
         default=None,
         read=_number(0.0),
         allowed="a number of seconds above 0",
@@ -502,6 +523,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         name="load_timeout",
+        applies="load",
         default=600.0,
         read=_number(0.0),
         allowed="a number of seconds above 0",
@@ -511,6 +533,7 @@ TABLE: tuple[Setting, ...] = (
         name="log_level",
         default="info",
         read=_choice(*_LOG_LEVELS),
+        choices=_LOG_LEVELS,
         allowed="one of " + ", ".join(_LOG_LEVELS),
         help=f"how much is logged: {', '.join(_LOG_LEVELS)}",
     ),

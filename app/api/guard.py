@@ -75,7 +75,7 @@ class Guard:
         if is_http and self._keys and path == LOGIN_PATH and scope["method"] == "POST":
             await (await self._login.enter(Request(scope, receive)))(scope, receive, send)
         elif key is not None:
-            scope.setdefault("state", {})["key"] = key
+            scope.setdefault("state", {}).update(key=key, login=self._login)
             await self._app(scope, receive, send)
         elif not is_http:
             await send({"type": "websocket.close", "code": 1008})

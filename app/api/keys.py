@@ -36,8 +36,19 @@ class Keyring:
     """The keys that are let in. Without any, nobody is asked for one."""
 
     def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
-        self._keys = tuple(keys)
-        self.has_admin = any(key.is_admin for key in self._keys)
+        self.take(keys)
+
+    def take(self, keys: Sequence[ApiKey]) -> None:
+        """These are let in from now on, and no others."""
+        self._keys = tuple(sorted(keys, key=lambda key: key.is_admin))
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        return self._keys
+
+    @property
+    def has_admin(self) -> bool:
+        return any(key.is_admin for key in self._keys)
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -58,7 +69,7 @@ class Keyring:
         in_file = read_key_file(path) if settings.key_file or path.is_file() else []
         users = [_given(text, f"key-{i}", is_admin=False) for i, text in enumerate(settings.api_key, 1)]
         admins = [_given(text, f"admin-{i}", is_admin=True) for i, text in enumerate(settings.admin_key, 1)]
-        return cls(sorted([*in_file, *users, *admins], key=lambda key: key.is_admin))
+        return cls([*in_file, *users, *admins])
 
 
 def digest_of(words: str) -> bytes:
@@ -105,6 +116,22 @@ def add_key(path: Path, name: str, *, is_admin: bool) -> str:
     except OSError as error:
         raise SettingsError(f"The key file {path} cannot be written: {error.strerror}.") from None
     return words
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Take a key out of the file; the other lines stay as they are. Raises SettingsError where it is not there."""
+    if not path.is_file() or all(key.name != name for key in read_key_file(path)):
+        raise SettingsError(f"{path} has no key `{name}`.")
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.startswith("#") or line.split(maxsplit=1)[:1] != [name]]
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write("".join(kept))
+        fresh.replace(path)
+    except OSError as error:
+        raise SettingsError(f"The key file {path} cannot be written: {error.strerror}.") from None
 
 
 def main(argv: Sequence[str]) -> int:

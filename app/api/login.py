@@ -71,16 +71,20 @@ class Login:
         if key is None:
             return self.form("This key is not known here.")
         reply = RedirectResponse("/", 303)
+        self.let_in(reply, key, is_https=request.scope["scheme"] == "https")
+        return reply
+
+    def let_in(self, reply: Response, key: ApiKey, *, is_https: bool) -> None:
+        """The browser that gets this reply is known by this key from now on."""
         end = str(int(self._clock() + _LASTS_S))
         reply.set_cookie(
             COOKIE,
             f"{key.name}:{end}:{self._seal(key.name, end)}",
             max_age=_LASTS_S,
-            secure=request.scope["scheme"] == "https",
+            secure=is_https,
             httponly=True,
             samesite="strict",
         )
-        return reply
 
     def _seal(self, name: str, end: str) -> str:
         return hmac.new(self._secret, f"{name}:{end}".encode(), hashlib.sha256).hexdigest()

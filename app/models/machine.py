@@ -1,6 +1,7 @@
 """This computer's memory as a forecast sees it: the card by NVIDIA's management library, the rest by psutil."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,39 @@ def _in_cuda_order(nvml: Any, handles: list[Any]) -> list[Any]:
 
 def _text(found: str | bytes) -> str:
     return found if isinstance(found, str) else found.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class MachineNow:
+    """What works: the card, or where there is none the computer. Shares of 1; None where nobody tells."""
+
+    memory: Memory
+    busy: float | None
+    temperature_c: float | None = None
+    power_w: float | None = None
+
+
+def machine_now() -> MachineNow:
+    memory = card()
+    if memory is None:
+        return MachineNow(computer(), psutil.cpu_percent() / 100)
+    import pynvml
+
+    handle = _first_visible(pynvml)
+    return MachineNow(
+        memory,
+        _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+        _told(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+        _told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+    )
+
+
+def _told(read: Callable[[], float]) -> float | None:
+    """None where this card does not tell it."""
+    try:
+        return float(read())
+    except Exception:  # the bindings have an exception for each reason
+        return None
 
 
 def computer() -> Memory:

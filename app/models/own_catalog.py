@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from filelock import FileLock
@@ -19,12 +19,19 @@ def id_for(name: str) -> str:
 
 def add_block(path: Path, entry_id: str, keys: Mapping[str, Any]) -> None:
     """At the end of the file, which is made where there is none."""
-    block = yaml.safe_dump({entry_id: dict(keys)}, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    put_key(path, entry_id, dict(keys), "# Your own models, written as in Fireside's models.yaml.\n")
+
+
+def put_key(path: Path, key: str, value: Any, heading: str) -> None:
+    """A key of the outermost level, in its place where it is there already; `heading` begins a new file."""
+    lines = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, default_flow_style=False)
     with _held(path):
-        before = (
-            path.read_text("utf-8") if path.exists() else "# Your own models, written as in Fireside's models.yaml.\n"
-        )
-        write_durably(path, f"{before.rstrip()}\n\n{block}")
+        before = path.read_text("utf-8") if path.exists() else heading
+        found = _place(before, key)
+        if found is None:
+            write_durably(path, f"{before.rstrip()}\n\n{lines}")
+        else:
+            write_durably(path, found.before + lines + found.after)
 
 
 def change_block(path: Path, entry_id: str, changes: Mapping[str, Any]) -> None:
@@ -32,9 +39,10 @@ def change_block(path: Path, entry_id: str, changes: Mapping[str, Any]) -> None:
     found = yaml.safe_load(path.read_text("utf-8")) if path.exists() else None
     before = (found or {}).get(entry_id) or {}
     keys = {key: value for key, value in {**before, **changes}.items() if value is not None}
-    remove_block(path, entry_id)
     if keys:
         add_block(path, entry_id, keys)
+    else:
+        remove_block(path, entry_id)
 
 
 def ids_in(path: Path) -> frozenset[str]:
@@ -50,14 +58,28 @@ def remove_block(path: Path, entry_id: str) -> bool:
     if not path.exists():
         return False
     with _held(path):
-        text = path.read_text("utf-8")
-        found = next((pair for pair in _pairs(text) if pair[0] == entry_id), None)
+        found = _place(path.read_text("utf-8"), entry_id)
         if found is None:
             return False
-        _, first, last = found
-        lines = text.splitlines(keepends=True)
-        write_durably(path, "".join(lines[:first] + lines[last:]).rstrip() + "\n")
+        write_durably(path, f"{(found.before + found.after).rstrip()}\n")
     return True
+
+
+class _Place(NamedTuple):
+    """The text around a key and its value."""
+
+    before: str
+    after: str
+
+
+def _place(text: str, key: str) -> _Place | None:
+    lines = text.splitlines(keepends=True)
+    for name, first, last in _pairs(text):
+        if name == key:
+            while last > first + 1 and lines[last - 1].lstrip()[:1] in ("", "#"):
+                last -= 1  # what is said below it belongs to what comes then
+            return _Place("".join(lines[:first]), "".join(lines[last:]))
+    return None
 
 
 def _pairs(text: str) -> Iterator[tuple[str, int, int]]:
@@ -65,7 +87,7 @@ def _pairs(text: str) -> Iterator[tuple[str, int, int]]:
     root = yaml.compose(text, yaml.SafeLoader)
     if isinstance(root, yaml.MappingNode):
         for key, value in root.value:
-            yield str(key.value), key.start_mark.line, value.end_mark.line
+            yield str(key.value), key.start_mark.line, value.end_mark.line + (value.end_mark.column > 0)
 
 
 @contextmanager

@@ -49,6 +49,7 @@ _CONTENT_SECURITY_POLICY = "; ".join(
 Room = Callable[[FastAPI, Hub], None]
 
 _STATUS_EVERY_S = 0.5
+_HEAD = '<link rel="stylesheet" href="ui/static/rooms.css"><script type="module" src="ui/static/main.js"></script>'
 
 
 def mount(app: FastAPI, service: Answerer, status: StatusSource, rooms: Iterable[Room] = ()) -> None:
@@ -89,7 +90,7 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource, rooms: Iterable
         theme=_theme(),
         css_paths=_HERE / "style.css",
         js=(_HERE / "page.js").read_text(encoding="utf-8"),
-        head='<script type="module" src="ui/static/main.js"></script>',
+        head=_HEAD,
     )
 
 

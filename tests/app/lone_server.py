@@ -95,7 +95,7 @@ def new_manager(settings: Settings) -> ModelManager:
     return ModelManager(settings, TwoModels(settings.home), start, needs=lambda folder, config, kind: 0)
 
 
-def build_page(settings: Settings, service: object, manager: ModelManager, library: object) -> FastAPI:
+def build_page(behind: page_rooms.Behind) -> FastAPI:
     page = FastAPI()
     page.add_api_route("/", lambda: "the page")
     return page

@@ -1,11 +1,13 @@
 // What every module of the page stands on: words, small DOM helpers, requests, and the one socket of this tab.
 // Text always goes in as text, never as markup.
 import en from "./words/en.js";
+import enRooms from "./words/en_rooms.js";
 import zh from "./words/zh.js";
+import zhRooms from "./words/zh_rooms.js";
 
 // -- words
 
-const LANGUAGES = { en, zh };
+const LANGUAGES = { en: { ...en, ...enRooms }, zh: { ...zh, ...zhRooms } };
 
 /** "en" or "zh": what was chosen in Settings, else the browser's own. */
 export function language() {

@@ -1,6 +1,228 @@
-// The room "monitor" of the page.
-import { el, t } from "./core.js";
+// The room "monitor": what the machine and the engine do now, told once a second while the room is shown.
+import { ask, el, live, setText, t } from "./core.js";
+import { bytes, clock, milliseconds, number, percent } from "./format.js";
+import { Alert, button, field, freshId, stackedBar } from "./parts.js";
+import { histogram, line, quantile } from "./plots.js";
+
+const KEPT = 120; // values of a line, one a second
+const CELLS = 240; // of the map of the KV pool
+const LATELY_EVERY_MS = 3000;
+
+const room = {
+  cards: {}, speed: [], busy: [], before: null,
+  slider: null, given: null, unwatch: null, timer: null,
+};
 
 export function start(root) {
-  root.append(el("h2", { text: t("frame.monitor") }));
+  root.append(el("h2", { text: t("frame.monitor") }), el("div", { class: "fs-grid" },
+    card("device"), card("speed"), card("pool"), card("requests"), card("ttft"), card("inter_token"), giveBackCard(),
+  ), wide("faults"), wide("log"));
+}
+
+export function opened() {
+  room.unwatch ??= live.watch("monitor", (event) => { if (event.kind === "state") draw(event); });
+  readLately();
+}
+
+export function closed() {
+  room.unwatch?.();
+  room.unwatch = null;
+  room.before = null;
+  clearTimeout(room.timer);
+}
+
+function card(name) {
+  const id = freshId("card");
+  room.cards[name] = el("div", {}, el("p", { class: "fs-quiet", text: t("monitor.waiting") }));
+  return el("section", { class: "fs-card", "aria-labelledby": id }, el("h3", { id, text: t(`monitor.${name}`) }), room.cards[name]);
+}
+
+function wide(name) {
+  return card(name);
+}
+
+// -- once a second
+
+function draw(now) {
+  drawDevice(now);
+  drawSpeed(now);
+  drawPool(now);
+  drawRequests(now);
+  drawLatency("ttft", now.latencies.ttft);
+  drawLatency("inter_token", now.latencies.inter_token);
+  drawGiveBack(now.in_hand);
+  room.before = now;
+}
+
+function fill(name, ...children) {
+  room.cards[name].replaceChildren(...children.filter(Boolean));
+}
+
+function push(values, value) {
+  values.push(value);
+  if (values.length > KEPT) values.shift();
+}
+
+function drawDevice({ machine, in_hand: inHand }) {
+  if (!machine) return;
+  const { memory, busy, temperature_c: temperature, power_w: power } = machine;
+  const used = memory.total - memory.free;
+  const ours = inHand && inHand.device_kind === memory.kind ? inHand : { weights_bytes: 0, kv_bytes: 0, workspace_bytes: 0 };
+  const held = Math.min(ours.weights_bytes + ours.kv_bytes + ours.workspace_bytes, used);
+  const parts = [
+    { name: "weights", size: ours.weights_bytes, text: t("fit.part.weights", { size: bytes(ours.weights_bytes) }) },
+    { name: "kv", size: ours.kv_bytes, text: t("fit.part.kv", { size: bytes(ours.kv_bytes) }) },
+    { name: "workspace", size: ours.workspace_bytes, text: t("fit.part.workspace", { size: bytes(ours.workspace_bytes) }) },
+    { name: "others", size: used - held, text: t("fit.part.others", { size: bytes(used - held) }) },
+    { name: "free", size: memory.free, text: t("fit.part.free", { size: bytes(memory.free) }) },
+  ];
+  if (busy !== null) push(room.busy, busy);
+  const told = [
+    busy === null ? "" : t("monitor.busy", { share: percent(busy) }),
+    temperature === null ? "" : `${number(temperature)} °C`,
+    power === null ? "" : `${number(power)} W`,
+  ];
+  fill("device",
+    el("p", { text: `${memory.name}: ${t("models.of", { done: bytes(used), all: bytes(memory.total) })}` }),
+    stackedBar(parts, t("monitor.device")),
+    el("p", { class: "fs-big", text: told.filter(Boolean).join(" · ") }),
+    line(t("monitor.busy_plot"), room.busy, KEPT, 1),
+    memory.held.length ? el("ul", { class: "fs-notes" }, ...memory.held.map(([who, size]) => el("li", { text: `${who}: ${bytes(size)}` }))) : null,
+  );
+}
+
+function drawSpeed({ engine, time }) {
+  if (!engine) return fill("speed", el("p", { class: "fs-quiet", text: t("monitor.no_model") }));
+  const { before } = room;
+  const isSame = before?.engine && engine.generation_tokens >= before.engine.generation_tokens && time > before.time;
+  const rate = isSame ? (engine.generation_tokens - before.engine.generation_tokens) / (time - before.time) : 0;
+  push(room.speed, rate);
+  const hits = engine.prefix_cache_queries ? engine.prefix_cache_hits / engine.prefix_cache_queries : 0;
+  fill("speed",
+    el("p", { class: "fs-big", text: t("monitor.rate", { n: number(rate, 1) }) }),
+    line(t("monitor.speed"), room.speed, KEPT),
+    el("p", { class: "fs-quiet", text: t("monitor.tokens", { prompt: number(engine.prompt_tokens), answer: number(engine.generation_tokens) }) }),
+    el("p", { text: t("monitor.hits", { share: percent(hits) }) }),
+  );
+}
+
+/** Cells of the pool, each for as many blocks: held by requests, kept for prompts to come, free. */
+function drawPool({ engine, in_hand: inHand }) {
+  if (!engine || !engine.num_blocks_total) return fill("pool", el("p", { class: "fs-quiet", text: t("monitor.no_model") }));
+  const { num_blocks_total: all, num_blocks_used: used, num_blocks_cached: cached } = engine;
+  const cells = Math.min(CELLS, all);
+  const usedCells = Math.ceil((cells * used) / all), cachedCells = Math.ceil((cells * cached) / all);
+  const map = el("div", { class: "fs-map", role: "img", "aria-label": t("monitor.pool_label", { used, cached, all }) });
+  for (let at = 0; at < cells; at += 1) {
+    map.append(el("span", { data: { part: at < usedCells ? "kv" : at < usedCells + cachedCells ? "cached" : "free" } }));
+  }
+  const tokens = (blocks) => number(blocks * (inHand?.block_size ?? 16));
+  fill("pool", map,
+    el("ul", { class: "fs-legend" },
+      legend("kv", t("monitor.pool_used", { tokens: tokens(used) })),
+      legend("cached", t("monitor.pool_cached", { tokens: tokens(cached) })),
+      legend("free", t("monitor.pool_free", { tokens: tokens(all - used - cached) }))),
+    engine.num_preemptions ? el("p", { class: "fs-quiet", text: t("monitor.preempted", { n: number(engine.num_preemptions) }) }) : null,
+  );
+}
+
+function legend(part, text) {
+  return el("li", {}, el("span", { class: "fs-dotted", data: { part } }), text);
+}
+
+function drawRequests({ engine, requests }) {
+  const counts = t("monitor.counts", { running: engine?.num_requests_running ?? 0, waiting: engine?.num_requests_waiting ?? 0 });
+  const head = ["class", "stage", "prompt", "answer", "time"].map((name) => el("th", { scope: "col", text: t(`requests.${name}`) }));
+  const rows = requests.map((request) => el("tr", { title: `${request.id} · ${request.model}` },
+    el("td", { text: t(`requests.${request.class}`) }),
+    el("td", { text: t(`requests.${request.stage}`) }),
+    el("td", { text: promptWords(request) }),
+    el("td", { text: number(request.completion_tokens) }),
+    el("td", { text: milliseconds(request.seconds) })));
+  fill("requests",
+    el("p", { text: counts }),
+    rows.length ? el("div", { class: "fs-scroll", tabindex: "0" }, el("table", { class: "fs-table" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))) : null,
+  );
+}
+
+function promptWords({ prompt_tokens: all, cached_tokens: cached }) {
+  return cached ? t("requests.cached", { all: number(all), cached: number(cached) }) : number(all);
+}
+
+function drawLatency(name, counts) {
+  const all = counts.reduce((sum, [, count]) => sum + count, 0);
+  if (!all) return fill(name, el("p", { class: "fs-quiet", text: t("monitor.no_answers") }));
+  const told = (share) => {
+    const bound = quantile(counts, share);
+    return bound === Infinity ? "∞" : milliseconds(bound);
+  };
+  fill(name,
+    el("p", { text: t("monitor.quantiles", { half: told(0.5), most: told(0.99), n: number(all) }) }),
+    histogram(t(`monitor.${name}`), counts, (bound) => (bound === null ? "∞" : `≤ ${milliseconds(bound)}`)),
+  );
+}
+
+// -- giving memory back
+
+function giveBackCard() {
+  const alert = new Alert();
+  const made = card("give_back");
+  room.slider = el("input", { type: "range", min: 0, max: 0, step: 0.1, value: "0" });
+  room.given = el("output");
+  room.why = el("p", { class: "fs-quiet" });
+  room.give = button(t("monitor.give"), async () => {
+    const report = await ask("ui/memory", { body: { give_back_gb: Number(room.slider.value) } });
+    alert.say(t("monitor.given", { size: bytes(report.kv_bytes), tokens: number(report.kv_tokens) }), "good");
+  }, { alert, kind: "primary" });
+  room.slider.addEventListener("input", () => {
+    room.isTouched = true;
+    setText(room.given, `${number(room.slider.value, 1)} GB`);
+  });
+  fill("give_back", room.why, field(t("monitor.give_label"), room.slider), room.given, el("div", { class: "fs-actions" }, room.give), alert.element);
+  return made;
+}
+
+function drawGiveBack(inHand) {
+  const canGive = inHand !== null && inHand.device_kind !== "cpu";
+  room.slider.disabled = room.give.disabled = !canGive;
+  const why = inHand === null ? "monitor.no_model" : canGive ? "monitor.give_hint" : "monitor.give_cpu";
+  setText(room.why, t(why, { size: bytes(inHand?.kv_bytes ?? 0), made: bytes(inHand?.made_kv_bytes ?? 0) }));
+  if (!canGive) return;
+  room.slider.max = (inHand.made_kv_bytes / 1e9).toFixed(1);
+  if (room.isTouched) return;
+  room.slider.value = ((inHand.made_kv_bytes - inHand.kv_bytes) / 1e9).toFixed(1);
+  setText(room.given, `${number(room.slider.value, 1)} GB`);
+}
+
+// -- what happened lately
+
+async function readLately() {
+  clearTimeout(room.timer);
+  try {
+    const { faults, lines } = await ask("ui/monitor/lately");
+    drawFaults(faults);
+    await drawLog(lines);
+  } catch (error) {
+    for (const name of ["faults", "log"]) fill(name, el("p", { class: "fs-quiet", text: error.message }));
+    if (error.status === 403) return;
+  }
+  if (room.unwatch) room.timer = setTimeout(readLately, LATELY_EVERY_MS);
+}
+
+function drawFaults(faults) {
+  if (!faults.length) return fill("faults", el("p", { class: "fs-quiet", text: t("monitor.no_faults") }));
+  fill("faults", el("table", { class: "fs-table" }, el("tbody", {}, ...faults.reverse().map(({ time, what, text }) => (
+    el("tr", {}, el("td", { text: clock(time) }), el("td", { text: what }), el("td", { text }))
+  )))));
+}
+
+/** The app's lines, and below them those of the engine of the model in hand. */
+async function drawLog(lines) {
+  const engine = await ask("ui/logs?lines=100").catch(() => ({ model: "", lines: [] }));
+  const pre = room.cards.log.querySelector("pre") ?? el("pre", { class: "fs-log", tabindex: "0", "aria-label": t("monitor.log") });
+  const isAtEnd = pre.scrollHeight - pre.scrollTop - pre.clientHeight < 40;
+  const heading = engine.lines.length ? ["", `— ${t("monitor.engine_log", { model: engine.model })} —`] : [];
+  setText(pre, [...lines, ...heading, ...engine.lines].join("\n"));
+  if (!pre.isConnected) fill("log", pre);
+  if (isAtEnd) pre.scrollTop = pre.scrollHeight;
 }

@@ -37,13 +37,13 @@ def page_of(*rooms: Callable[[FastAPI, Hub], None], key: ApiKey = ADMIN) -> tupl
     """An app with these rooms, asked by whoever has `key`."""
     app, hub = FastAPI(), Hub()
     refusals.install(app)
-    app.add_middleware(_Known, key=key)
+    app.add_middleware(Known, key=key)
     for room in rooms:
         room(app, hub)
     return app, hub
 
 
-class _Known:
+class Known:
     """What the guard does: says whose request it is."""
 
     def __init__(self, app: ASGIApp, key: ApiKey) -> None:

@@ -9,7 +9,8 @@ _USED = re.compile(r'\bt\("([\w.]+)"|data-t(?:-label)?="([\w.]+)"')
 
 
 def _words(language: str) -> dict[str, str]:
-    text = (STATIC / "words" / f"{language}.js").read_text(encoding="utf-8")
+    files = sorted((STATIC / "words").glob(f"{language}*.js"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     found = _ENTRY.findall(text)
     lines = [line for line in text.splitlines() if line.startswith('  "')]
     assert len(lines) == len(found) == len(dict(found)), f"{language}: a line that is no entry, or a key twice"

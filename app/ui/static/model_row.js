@@ -1,0 +1,227 @@
+// One model of the list: what it is, how it is, what can be done with it; opened, its forecast and its defaults.
+import { el, setText, t } from "./core.js";
+import { drawForecast, fitBadge } from "./forecast.js";
+import { bytes, duration, number, percent } from "./format.js";
+import { defaultsForm } from "./model_forms.js";
+import { Alert, badge, button, progress } from "./parts.js";
+
+const UNDER_WAY = ["queued", "downloading", "verifying"];
+
+export class ModelRow {
+  /** deeds: see models.js. */
+  constructor(deeds) {
+    this.deeds = deeds;
+    this.model = null;
+    this.status = undefined;
+    this.download = undefined;
+    this.isInHand = false;
+    this.isAdmin = false;
+    this.alert = new Alert();
+    this.name = el("strong");
+    this.badges = el("span", { class: "fs-badges" });
+    this.state = el("div", { class: "fs-state" });
+    this.actions = el("div", { class: "fs-actions" });
+    this.forecast = el("div");
+    this.defaults = el("div");
+    this.files = el("div");
+    this.details = this.#details();
+    this.element = el("li", { class: "fs-row" },
+      el("div", { class: "fs-row-head" }, el("div", { class: "fs-row-name" }, this.name, this.badges), this.actions),
+      this.state,
+      this.alert.element,
+      this.details,
+    );
+  }
+
+  /** What a filter looks at. */
+  get text() {
+    const { id, origin, licence, format, aliases } = this.model;
+    return [id, origin, licence, format ?? "", ...aliases].join(" ").toLowerCase();
+  }
+
+  /** The higher, the further up. */
+  get rank() {
+    return 4 * (this.status !== undefined) + 2 * (this.model.state !== "") + (this.model.fit === "fits" ? 0.5 : 0);
+  }
+
+  isOf(which) {
+    if (which === "here") return this.model.state !== "";
+    return which !== "fits" || this.model.fit === "fits" || this.model.fit === "tight";
+  }
+
+  open() {
+    this.details.open = true;
+    this.element.scrollIntoView({ block: "center" });
+    this.element.querySelector("summary").focus();
+  }
+
+  /** The shelf's word on it. */
+  take(model, isAdmin) {
+    const isNew = JSON.stringify([model, isAdmin]) !== JSON.stringify([this.model, this.isAdmin]);
+    [this.model, this.isAdmin] = [model, isAdmin];
+    if (!isNew) return;
+    setText(this.name, model.id);
+    this.badges.replaceChildren(...this.#badges());
+    this.defaults.replaceChildren(...model.fit && !this.#isComing() ? [defaultsForm(model, this.deeds, isAdmin, this.alert)] : []);
+    this.#drawActions();
+  }
+
+  /** How it is now: in memory, on its way here. */
+  tell(status, download, isInHand) {
+    const before = [this.#stage(), this.isInHand];
+    [this.status, this.download, this.isInHand] = [status, download, isInHand];
+    this.#drawState();
+    if (JSON.stringify(before) !== JSON.stringify([this.#stage(), this.isInHand])) this.#drawActions();
+  }
+
+  #isComing() {
+    return this.model.id.includes("/");
+  }
+
+  #badges() {
+    const { size_bytes, format, context_length, licence, thinks, is_own, fit } = this.model;
+    return [
+      fitBadge(fit),
+      size_bytes ? badge(bytes(size_bytes)) : null,
+      format ? badge(format) : null,
+      context_length ? badge(t("models.context", { tokens: number(context_length) })) : null,
+      licence ? badge(licence) : null,
+      thinks ? badge(t("models.thinks")) : null,
+      is_own ? badge(t("models.yours"), "info") : null,
+    ].filter(Boolean);
+  }
+
+  /** One word for all that decides which buttons there are. */
+  #stage() {
+    if (this.status?.state === "ready" || this.status?.state === "loading") return this.status.state === "ready" ? "loaded" : "loading";
+    if (this.download && this.download.state !== "ready") return this.download.state;
+    return this.model.state;
+  }
+
+  // -- the state in words
+
+  #drawState() {
+    const stage = this.#stage();
+    this.element.dataset.stage = stage;
+    if (stage === "loaded") this.state.replaceChildren(this.#line(this.isInHand ? "models.in_hand" : "models.loaded"));
+    else if (stage === "loading") this.state.replaceChildren(...this.#loading());
+    else if (this.status?.state === "failed") this.state.replaceChildren(el("p", { class: "fs-said", data: { kind: "error" }, text: this.status.error }));
+    else if (UNDER_WAY.includes(stage) || stage === "paused" || stage === "failed") this.state.replaceChildren(...this.#coming(stage));
+    else this.state.replaceChildren(...stage ? [this.#line(`models.state.${stage}`)] : []);
+    this.#drawFiles();
+  }
+
+  #line(key) {
+    const values = { tokens: number(this.status?.max_model_len ?? 0) };
+    return el("p", { class: "fs-quiet", text: t(key, values) });
+  }
+
+  #loading() {
+    const { stage, fraction, seconds_left } = this.status;
+    const left = seconds_left === null ? "" : t("models.left", { time: duration(seconds_left) });
+    const share = fraction === null ? "" : percent(fraction);
+    return [
+      progress(fraction, t("models.loading", { model: this.model.id })),
+      el("p", { class: "fs-quiet", text: [stage, share, left].filter(Boolean).join(" · ") }),
+    ];
+  }
+
+  #coming(stage) {
+    const { size_bytes, done_bytes, bytes_per_s, seconds_left, error } = this.download ?? {};
+    const told = [
+      t(`models.state.${stage}`),
+      size_bytes ? t("models.of", { done: bytes(done_bytes), all: bytes(size_bytes) }) : "",
+      stage === "downloading" && bytes_per_s ? `${bytes(bytes_per_s)}/s` : "",
+      stage === "downloading" && seconds_left ? t("models.left", { time: duration(seconds_left) }) : "",
+    ];
+    return [
+      progress(size_bytes ? done_bytes / size_bytes : stage === "queued" ? null : 0, t("models.downloading", { model: this.model.id })),
+      el("p", { class: "fs-quiet", text: told.filter(Boolean).join(" · ") }),
+      error ? el("p", { class: "fs-said", data: { kind: "error" }, text: [error.message, error.hint].filter(Boolean).join(" ") }) : null,
+    ].filter(Boolean);
+  }
+
+  #drawFiles() {
+    const files = this.details.open ? this.download?.files ?? [] : [];
+    this.files.replaceChildren(...files.length ? [el("table", { class: "fs-table" }, el("tbody", {}, ...files.map((file) => (
+      el("tr", {},
+        el("th", { scope: "row", text: file.name }),
+        el("td", { text: t("models.of", { done: bytes(file.done_bytes), all: bytes(file.size_bytes) }) }),
+        el("td", { text: t(`files.${file.state}`) }))
+    ))))] : []);
+  }
+
+  // -- what can be done
+
+  #drawActions() {
+    const made = this.#deedsNow().map(([key, work, kind]) => (
+      button(t(key), work, { alert: this.alert, kind, label: `${t(key)}: ${this.model.id}`, disabled: !this.isAdmin })
+    ));
+    const hadFocus = this.actions.contains(document.activeElement);
+    this.actions.replaceChildren(...made);
+    if (hadFocus) made[0]?.focus();
+  }
+
+  #deedsNow() {
+    const { id, origin, is_embedded } = this.model;
+    const target = origin && this.#isComing() ? origin : id;
+    const load = ["models.load", () => this.deeds.load(id), "primary"];
+    const cancel = ["models.cancel", () => this.deeds.cancel(target), ""];
+    switch (this.#stage()) {
+      case "loaded": return [["models.unload", () => this.deeds.unload(id), ""]];
+      case "loading": return [["models.cancel", () => this.deeds.unload(id), ""]];
+      case "queued": case "downloading": case "verifying":
+        return [["models.pause", () => this.deeds.pause(target), ""], cancel];
+      case "paused": case "failed": return [["models.resume", () => this.deeds.resume(target), "primary"], cancel];
+      case "damaged": return is_embedded ? [load] : [["models.again", () => this.deeds.download(target), "primary"]];
+      case "ready": return [load];
+      default: return is_embedded || !origin.includes("/") || origin.startsWith("/")
+        ? [load] : [["models.download", () => this.deeds.download(target), ""]];
+    }
+  }
+
+  // -- opened
+
+  #details() {
+    const details = el("details", {}, el("summary", { text: t("models.more") }), this.files, this.forecast, this.defaults, this.#upkeep());
+    details.addEventListener("toggle", () => {
+      this.#drawFiles();
+      if (details.open && !this.forecast.hasChildNodes()) this.#drawForecast();
+    });
+    return details;
+  }
+
+  #drawForecast() {
+    if (this.isAdmin) drawForecast(this.forecast, this.model.id);
+    else this.forecast.replaceChildren(el("p", { class: "fs-quiet", text: t("models.admin_forecast") }));
+  }
+
+  #upkeep() {
+    const told = el("div");
+    const verify = button(t("models.verify"), async () => {
+      told.replaceChildren(el("p", { class: "fs-quiet", text: t("models.verifying") }));
+      const { files } = await this.deeds.verify(this.model.id);
+      told.replaceChildren(el("ul", { class: "fs-notes" }, ...Object.entries(files).map(([name, verdict]) => (
+        el("li", { data: { verdict }, text: `${name}: ${t(`files.${verdict}`)}` })
+      ))));
+    }, { alert: this.alert });
+    const again = button(t("models.forecast_again"), async () => this.#drawForecast(), { alert: this.alert });
+    return el("div", {}, el("div", { class: "fs-actions" }, again, verify, ...this.#deletion()), told);
+  }
+
+  /** Asks once more in place, so that nothing is deleted by one slip. */
+  #deletion() {
+    const sure = button(t("models.delete_sure"), () => this.deeds.remove(this.model.id), { alert: this.alert, kind: "danger" });
+    const keep = el("button", { type: "button", class: "fs-button", text: t("models.keep") });
+    const first = el("button", { type: "button", class: "fs-button danger", text: t("models.delete") });
+    const show = (isSure) => {
+      [sure.hidden, keep.hidden, first.hidden] = [!isSure, !isSure, isSure];
+      (isSure ? keep : first).focus();
+    };
+    [sure.hidden, keep.hidden] = [true, true];
+    sure.addEventListener("click", () => show(false));
+    keep.addEventListener("click", () => show(false));
+    first.addEventListener("click", () => show(true));
+    return [first, sure, keep];
+  }
+}

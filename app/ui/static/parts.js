@@ -1,0 +1,113 @@
+// Small parts that several rooms of the page are made of.
+import { el, setText } from "./core.js";
+
+let lastId = 0;
+
+/** An id that nothing else of the page has. */
+export function freshId(stem) {
+  lastId += 1;
+  return `fs-${stem}-${lastId}`;
+}
+
+/** A button that can be pressed once at a time; what its work refuses is told in `alert`. */
+export function button(text, work, { alert = null, kind = "", label = null, disabled = false } = {}) {
+  const made = el("button", { type: "button", class: `fs-button ${kind}`, text, "aria-label": label, disabled });
+  made.addEventListener("click", async () => {
+    made.disabled = true;
+    alert?.clear();
+    try {
+      await work();
+    } catch (error) {
+      if (alert === null) throw error;
+      alert.say(error.message);
+    } finally {
+      made.disabled = false;
+    }
+  });
+  return made;
+}
+
+/** A line that screen readers read out when it changes. `element` goes into the page. */
+export class Alert {
+  constructor() {
+    this.element = el("p", { class: "fs-said", role: "status" });
+    this.clear();
+  }
+
+  say(text, kind = "error") {
+    setText(this.element, text);
+    this.element.dataset.kind = kind;
+    this.element.hidden = false;
+  }
+
+  clear() {
+    setText(this.element, "");
+    this.element.hidden = true;
+  }
+}
+
+export function badge(text, kind = "", title = null) {
+  return el("span", { class: "fs-badge", data: { kind }, text, title });
+}
+
+/** A field with its label. `input` is an element of a form. */
+export function field(label, input, hint = null) {
+  input.id ||= freshId("field");
+  const told = hint === null ? null : el("small", { id: `${input.id}-hint`, text: hint });
+  if (told) input.setAttribute("aria-describedby", told.id);
+  return el("div", { class: "fs-field" }, el("label", { for: input.id, text: label }), input, told);
+}
+
+/** options: pairs of value and text. */
+export function select(options, chosen, attributes = {}) {
+  const made = el("select", attributes);
+  for (const [value, text] of options) made.append(el("option", { value, text, selected: value === chosen }));
+  return made;
+}
+
+export function progress(share, label) {
+  const made = el("progress", { class: "fs-bar", max: 1, "aria-label": label });
+  if (share !== null) made.value = share;
+  return made;
+}
+
+/** A bar of parts: [{name, size, text}], with a legend below. What is 0 is left out. */
+export function stackedBar(parts, label) {
+  const whole = parts.reduce((sum, part) => sum + part.size, 0) || 1;
+  const shown = parts.filter((part) => part.size > 0);
+  const bar = el("div", { class: "fs-stack", role: "img", "aria-label": label });
+  const legend = el("ul", { class: "fs-legend" });
+  for (const { name, size, text } of shown) {
+    const piece = el("span", { data: { part: name }, title: text });
+    piece.style.flexGrow = size / whole;
+    bar.append(piece);
+    legend.append(el("li", {}, el("span", { class: "fs-dotted", data: { part: name } }), text));
+  }
+  return el("div", {}, bar, legend);
+}
+
+/** Copies `text()`; says so for a moment. */
+export function copyButton(text, words) {
+  const made = el("button", { type: "button", class: "fs-button small", text: words.copy });
+  made.addEventListener("click", async () => {
+    setText(made, (await copied(text())) ? words.copied : words.failed);
+    setTimeout(() => setText(made, words.copy), 1500);
+  });
+  return made;
+}
+
+/** Over plain HTTP from another machine a browser has no clipboard for us; then the old way. */
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = el("textarea", { class: "fs-offstage" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const isDone = document.execCommand("copy");
+    area.remove();
+    return isDone;
+  }
+}

@@ -1,0 +1,311 @@
+"""The page's rooms beside the chat, as a person uses them: a real Chromium against the page as the server puts it
+together, over a hub of our own and scripted engines. Screenshots go to tests/artifacts/.
+"""
+
+import asyncio
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from app.api.keys import ApiKey, Keyring
+from app.api.metrics import Metrics
+from app.chat.service import TurnRecord
+from app.errors import AppError
+from app.models.hub.download import fetch
+from app.models.hub.downloads import Downloads
+from app.models.library import Library
+from app.models.manager import ModelManager
+from app.models.shelf import ModelShelf
+from app.page_rooms import Behind, build_page
+from app.settings import load
+from app.ui.lately import Lately
+from engine.types import EngineStats, RequestClass, Standing
+from tests.app.models.fake_hub import FakeHub, led_here, running
+from tests.app.models.scripted import Engines
+from tests.app.ui.rooms import ADMIN, Known
+from tests.app.ui.scripted import ScriptedService
+from tests.checkpoints import tiny_checkpoint
+from tests.fakes import memory_report
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+expect = playwright_api.expect
+
+_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+_ARTIFACTS = Path(__file__).parents[1] / "artifacts"
+_PATIENCE_MS = 20_000
+_BATCH = Standing(request_class=RequestClass.BATCH)
+TINY, HERE = "Org/Tiny-GPTQ", "qwen3-8b-awq"
+AWQ = {"architectures": ["Qwen3ForCausalLM"], "quantization_config": {"quant_method": "awq"}}
+CARDS: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-8B-AWQ": {
+        "tags": ["safetensors", "awq", "license:apache-2.0"],
+        "downloads": 9000,
+        "config": AWQ,
+        "safetensors": {"parameters": {"I32": 868_000_000, "F16": 1_300_000_000}, "total": 2_168_000_000},
+    },
+    "big/Qwen3-235B-AWQ": {
+        "tags": ["safetensors", "awq", "license:mit"],
+        "downloads": 5,
+        "config": AWQ,
+        "safetensors": {"parameters": {"I32": 30_000_000_000}, "total": 30_000_000_000},
+        "gated": "auto",
+    },
+}
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on this machine")]
+
+
+class Service(ScriptedService):
+    turns: tuple[TurnRecord, ...] = ()
+
+    def under_way(self) -> tuple[TurnRecord, ...]:
+        return self.turns
+
+
+class House:
+    """The page, asked by whoever has `key`, in a thread of its own."""
+
+    def __init__(self, home: Path, key: ApiKey = ADMIN) -> None:
+        settings = load({"home": home, "max_models": 1, "gpu_memory_gb": 24.0}, {})
+        self.library = Library(settings)
+        self.library.downloads = Downloads(settings.models_folder, fetch)
+        self.engines = Engines()
+        self.engines.gate.set()
+        self.manager = ModelManager(
+            settings, ModelShelf(settings.models_folder), self.engines, needs=lambda folder, config, kind: 0
+        )
+        self.metrics, self.lately, self.keys = Metrics(self.manager.stats), Lately(), Keyring()
+        self.service = Service()
+        page = build_page(
+            Behind(
+                settings=settings,
+                service=self.service,  # type: ignore[arg-type]
+                manager=self.manager,
+                library=self.library,
+                metrics=self.metrics,
+                lately=self.lately,
+                keys=self.keys,
+            )
+        )
+        page.add_middleware(Known, key=key)
+        self._server = uvicorn.Server(uvicorn.Config(page, port=0, log_level="warning", timeout_graceful_shutdown=1))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            await self._server.serve()
+
+        asyncio.run(serve())
+
+    def __enter__(self) -> "House":
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}/"
+        return self
+
+    def on_loop(self, work: Callable[[], object]) -> None:
+        """Run it on the server's event loop, and wait until it has run."""
+        has_run = threading.Event()
+        self._loop.call_soon_threadsafe(lambda: (work(), has_run.set()))
+        assert has_run.wait(10)
+
+    def __exit__(self, *_: object) -> None:
+        self.library.downloads.close()
+        self._server.should_exit = True
+        self._thread.join(timeout=30)
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = _PATIENCE_MS / 1000) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    expect.set_options(timeout=_PATIENCE_MS)
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=_FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_checkpoint(folder, "llama", "gptq")
+    return {path.name: path.read_bytes() for path in folder.iterdir()} | {"tokenizer.json": b"{}"}
+
+
+@pytest.fixture(scope="module")
+def hub(tiny_files: dict[str, bytes]) -> Iterator[FakeHub]:
+    hub = FakeHub(files={TINY: tiny_files}, commits={TINY: "a" * 40}, cards=CARDS)
+    with running(hub), pytest.MonkeyPatch.context() as patch:
+        led_here(hub, patch)
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, hub: FakeHub, tiny_files: dict[str, bytes]) -> Iterator[House]:
+    """With one model of the catalogue that lies there whole, whatever is in it."""
+    home = tmp_path_factory.mktemp("home")
+    folder = home / "models" / HERE
+    folder.mkdir(parents=True)
+    for name, content in tiny_files.items():
+        (folder / name).write_bytes(content)
+    with House(home) as made:
+        yield made
+
+
+class Tab:
+    """One browser tab; what it logged, and what it asked of others than the server."""
+
+    def __init__(self, browser: Any, url: str, room: str, **context: Any) -> None:
+        self.context = browser.new_context(**context)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.strangers: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on(
+            "request", lambda r: None if r.url.startswith((url, "data:", "blob:")) else self.strangers.append(r.url)
+        )
+        self.page.goto(f"{url}#/{room}")
+        self.room = self.page.locator(f"#fs-room-{room}")
+        self.room.get_by_role("heading").first.wait_for()
+
+    def shoot(self, name: str) -> None:
+        _ARTIFACTS.mkdir(exist_ok=True)
+        self.page.screenshot(path=_ARTIFACTS / f"{name}.png")
+
+    def row(self, model: str) -> Any:
+        return self.room.locator("li.fs-row").filter(has=self.page.get_by_text(model, exact=True))
+
+
+@pytest.fixture
+def tab(browser: Any, house: House) -> Iterator[Callable[..., Tab]]:
+    opened: list[Tab] = []
+
+    def open_tab(room: str, **context: Any) -> Tab:
+        opened.append(Tab(browser, house.url, room, **context))
+        return opened[-1]
+
+    yield open_tab
+    for each in opened:
+        each.context.close()
+        assert each.strangers == [] and each.complaints == []
+
+
+# Models
+
+
+def test_a_model_of_the_list_is_loaded_and_unloaded(tab: Callable[..., Tab]) -> None:
+    models = tab("models", viewport={"width": 1200, "height": 900})
+    row = models.row(HERE)
+    expect(row).to_contain_text("On this machine")
+    row.get_by_role("button", name="Load: ").click()
+    expect(row).to_contain_text("In memory and in use")
+    expect(models.page.locator(".fs-model")).to_have_text(HERE)
+    models.shoot("models")
+    row.get_by_role("button", name="Unload").click()
+    expect(row).to_contain_text("On this machine")
+
+
+def test_a_row_that_is_opened_shows_the_forecast_and_keeps_defaults(tab: Callable[..., Tab], house: House) -> None:
+    models = tab("models", viewport={"width": 1200, "height": 1400})
+    row = models.row(HERE)
+    row.get_by_text("Forecast, defaults and files").click()
+    expect(row.get_by_role("img")).to_have_count(1)
+    expect(row).to_contain_text("Largest context")
+    row.get_by_label("Temperature").fill("0.3")
+    row.get_by_label("Context (tokens)").fill("4096")
+    row.get_by_role("button", name="Keep as this model's own").click()
+    expect(row).to_contain_text("Kept in your models.yaml")
+    entry = house.library.shelf.resolve(HERE)
+    assert (entry.sampling["temperature"], entry.load["max_model_len"]) == (0.3, 4096)
+    models.shoot("models-opened")
+    row.get_by_role("button", name="Check every file").click()
+    expect(row).to_contain_text("no hash is known")
+
+
+def test_the_hub_is_searched_and_a_hit_fetched_and_deleted_again(tab: Callable[..., Tab], house: House) -> None:
+    models = tab("models", viewport={"width": 1200, "height": 1000})
+    models.room.get_by_label("Words").fill("qwen")
+    models.room.get_by_role("button", name="Search", exact=True).click()
+    expect(models.row("big/Qwen3-235B-AWQ")).to_contain_text("too large")
+    expect(models.row("big/Qwen3-235B-AWQ")).to_contain_text("gated")
+    models.row("big/Qwen3-235B-AWQ").scroll_into_view_if_needed()
+    models.shoot("models-search")
+    models.room.get_by_label("Repository or folder").fill(TINY)
+    models.room.get_by_role("button", name="Add", exact=True).click()
+    row = models.row("tiny-gptq")
+    row.get_by_role("button", name="Download").click()
+    expect(row).to_contain_text("On this machine")
+    row.get_by_role("button", name="Delete", exact=True).click()
+    row.get_by_role("button", name="Delete it now").click()
+    expect(row).to_have_count(0)
+    assert not (house.library.shelf.folder(house.library.shelf.resolve(TINY))).exists()
+
+
+# Monitor
+
+
+def test_the_monitor_shows_requests_the_pool_latencies_and_what_went_wrong(
+    tab: Callable[..., Tab], house: House
+) -> None:
+    reading = TurnRecord(request_id="r1", model=HERE, prompt_tokens=900, cached_tokens=300)
+    writing = TurnRecord(
+        request_id="r2", model=HERE, standing=_BATCH, prompt_tokens=20, completion_tokens=7, ttft_s=0.2
+    )
+    house.service.turns = (reading, writing)
+    for gap_s in (0.011, 0.012, 0.03):
+        house.metrics.token(gap_s)
+    house.lately.failed(TurnRecord(request_id="r0", model=HERE, error=AppError(503, "engine_died", "It died.")))
+    house.lately.emit(logging.LogRecord("fireside", logging.INFO, "", 0, "A line of the log", (), None))
+    monitor = tab("monitor", viewport={"width": 1200, "height": 1300})
+    expect(monitor.room.get_by_role("row")).to_have_count(4)
+    expect(monitor.room).to_contain_text("900 (300 cached)")
+    expect(monitor.room).to_contain_text("batch")
+    expect(monitor.room).to_contain_text("Half within 12 ms, 99 % within 30 ms, of 3.")
+    expect(monitor.room).to_contain_text("engine_died")
+    expect(monitor.room.get_by_label("Log", exact=True).last).to_contain_text("A line of the log")
+    monitor.shoot("monitor-empty")
+
+
+def test_memory_is_given_back_with_a_slider(tab: Callable[..., Tab], house: House) -> None:
+    report = replace(memory_report(), total_bytes=24 * 10**9, weights_bytes=6 * 10**9, kv_bytes=10 * 10**9)
+    house.engines.on_card = report
+    house.on_loop(lambda: house.manager.load(HERE))
+    wait_until(lambda: house.manager.status().state == "ready")
+    house.engines.children[-1].stats = EngineStats(
+        num_requests_running=2,
+        num_blocks_total=4000,
+        num_blocks_used=900,
+        num_blocks_cached=1500,
+        prefix_cache_queries=1000,
+        prefix_cache_hits=450,
+        generation_tokens=5000,
+    )
+    try:
+        monitor = tab("monitor", viewport={"width": 1200, "height": 1300})
+        expect(monitor.room).to_contain_text("The cache holds 10 GB")
+        expect(monitor.room).to_contain_text("45 % of prompt tokens found")
+        expect(monitor.room.get_by_role("img", name="900 of 4000 blocks held")).to_be_visible()
+        monitor.room.get_by_label("GB of the KV cache for other programs").fill("2.5")
+        monitor.room.get_by_role("button", name="Give back").click()
+        wait_until(lambda: house.engines.children[-1].lent == [2_500_000_000])
+        monitor.shoot("monitor")
+    finally:
+        house.engines.on_card = None
+        house.on_loop(lambda: asyncio.ensure_future(house.manager.unload(HERE)))
