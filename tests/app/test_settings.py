@@ -136,7 +136,7 @@ def test_a_mistake_in_the_file_is_named_with_the_file(text: str, told: str, tmp_
 
 def test_what_settings_allow_the_engine_accepts() -> None:
     """The table cannot import the engine's list (launch.py reads it before there is an environment)."""
-    for dtype in settings._KV_CACHE_DTYPES:
+    for dtype in settings.KV_CACHE_DTYPES:
         EngineConfig(model="m", kv_cache_dtype=dtype)
     with pytest.raises(BadRequest):
         EngineConfig(model="m", kv_cache_dtype="fp4")
