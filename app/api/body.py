@@ -118,6 +118,6 @@ def _explained(error: ValidationError) -> AppError:
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """("messages", 0, "role") -> messages[0].role"""
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc)
+    """("messages", 0, "role") -> messages[0].role; pydantic's own word for a key that is wrong is left out."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc if step != "[key]")
     return "".join(steps).removeprefix(".")

@@ -3,6 +3,7 @@
 No traceback, path or address gets into a message; what a client sent is echoed at 200 characters at most.
 """
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,7 @@ def internal_error() -> AppError:
 
 
 def echo(value: object) -> str:
-    """`value` as the client sent it, short enough to put into a message."""
-    text = value if isinstance(value, str) else repr(value)
+    """`value` as the client sent it, in JSON's words, short enough to put into a message."""
+    is_text = isinstance(value, str) and value
+    text = str(value) if is_text else json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 1] + "…"

@@ -59,7 +59,7 @@ def loading_router(shelf: Shelf, downloading: Downloading) -> APIRouter:
     async def logs(model: str = "", lines: str = "200") -> dict[str, Any]:
         """What the engine of a model (without a name, of the one in hand) wrote last, and when it ended."""
         if not (lines.isascii() and lines.isdigit() and 1 <= int(lines[:9]) <= _MOST_LINES):
-            raise invalid("lines", f"lines is {echo(lines)}; it must be a whole number from 1 to {_MOST_LINES}.")
+            raise invalid("lines", f"must be a whole number from 1 to {_MOST_LINES}; got {echo(lines)}.")
         model_id, found = await shelf.log_lines(model, int(lines))
         return {"model": model_id, "lines": found}
 
