@@ -103,10 +103,7 @@ def _refuse_the_rest(app: FastAPI, served: Sequence[BaseRoute]) -> None:
 
     async def refuse(request: Request) -> Response:
         allowed = _methods_of(served, request)
-        reply = error_response(_wrong_method(request, allowed) if allowed else _unknown_path(request), request.url.path)
-        if allowed:
-            reply.headers["Allow"] = ", ".join(sorted(allowed))
-        return reply
+        return _wrong_way(request, allowed) if allowed else error_response(_unknown_path(request), request.url.path)
 
     paths = [path for folder in _OUR_FOLDERS for path in (folder, f"{folder}/{{path:path}}")]
     for path in [*paths, *sorted({route.path for route in served if isinstance(route, Route)})]:
@@ -114,12 +111,15 @@ def _refuse_the_rest(app: FastAPI, served: Sequence[BaseRoute]) -> None:
 
 
 def _is_api(served: Sequence[BaseRoute], scope: Scope) -> bool:
-    """Ours, or a mistyped path of ours; the rest is the page's."""
+    """Ours, or a mistyped path of ours; the rest is the page's. What is no path at all is ours (`OPTIONS *`)."""
     if scope["type"] != "http":
         return False
-    first = f"/{scope['path'].split('/')[1]}"
-    return first in (*_OUR_FOLDERS, "/openapi.json") or any(
-        route.matches(scope)[0] is not Match.NONE for route in served
+    before, _, rest = scope["path"].partition("/")
+    first = f"/{rest.partition('/')[0]}"
+    return (
+        bool(before)
+        or first in (*_OUR_FOLDERS, "/openapi.json")
+        or any(route.matches(scope)[0] is not Match.NONE for route in served)
     )
 
 
@@ -129,9 +129,12 @@ def _methods_of(served: Sequence[BaseRoute], request: Request) -> set[str]:
     return {method for route in partial for method in getattr(route, "methods", None) or ()}
 
 
-def _wrong_method(request: Request, allowed: set[str]) -> AppError:
+def _wrong_way(request: Request, allowed: set[str]) -> Response:
     ways = ", ".join(sorted(allowed))
-    return AppError(405, "method_not_allowed", f"{request.method} is not served here.", hint=f"Use {ways}.")
+    error = AppError(405, "method_not_allowed", f"{echo(request.method)} is not served here.", hint=f"Use {ways}.")
+    reply = error_response(error, request.url.path)
+    reply.headers["Allow"] = ways
+    return reply
 
 
 def _unknown_path(request: Request) -> AppError:
@@ -153,4 +156,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_response(_unknown_path(request), request.url.path)
+    if error.status_code == 405:
+        return _wrong_way(request, {*(error.headers or {}).get("Allow", "GET").split(", ")})
     return error_response(AppError(error.status_code, None, str(error.detail)), request.url.path)

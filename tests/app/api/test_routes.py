@@ -496,6 +496,33 @@ async def test_an_unknown_host_is_refused_against_dns_rebinding(house: House, ho
     assert error_of(await house.ask("GET", "/v1/models", headers={"host": host}), 403)["code"] == "host_not_allowed"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("OPTIONS", "*", 204, None),
+        ("PRI", "*", 404, "not_found"),
+        ("BREW", "/v1/models", 405, "method_not_allowed"),
+        ("BREW", "/v1/none", 405, "method_not_allowed"),
+    ],
+)
+async def test_what_hardly_is_http_is_refused_as_all_else(
+    house: House, method: str, path: str, status: int, code: str | None
+) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": [(b"host", b"localhost")]}
+    await house.app(scope, receive, send)
+    assert sent[0]["status"] == status
+    if code is not None:
+        assert json.loads(sent[1]["body"])["error"]["code"] == code
+
+
 async def test_a_request_of_http_1_0_needs_no_host(house: House) -> None:
     async with house.client() as client:
         request = client.build_request("GET", "/health")
