@@ -18,7 +18,8 @@ from app.models.outline import Outline, outline_of_folder
 
 GPTQMODEL = "gptqmodel==7.6.0"  # the newest that takes torch 2.13
 TRANSFORMERS = "transformers==5.24.0"
-_VENV_BYTES = 8_000_000_000
+_TORCH_INDEX = "https://download.pytorch.org/whl/"
+_CUDA_VENV_BYTES, _CPU_VENV_BYTES = 8_000_000_000, 2_500_000_000
 _GROUP_SIZES = (128, 64, 32)
 _JOB = Path(__file__).with_name("quantize_job.py")
 _ROOT = Path(__file__).parents[2]
@@ -33,13 +34,23 @@ def make_python(home: Path) -> Path:
     with sole_maker(home, "quantize-venv", lambda stage, fraction: None):
         if stamp.is_file() and stamp.read_text("utf-8") == GPTQMODEL and python.exists():
             return python
-        require_space(home, _VENV_BYTES, "GPTQModel's own environment")
+        torch = metadata.version("torch")
+        needed = _CPU_VENV_BYTES if torch.endswith("+cpu") else _CUDA_VENV_BYTES
+        require_space(home, needed, "GPTQModel's own environment")
         shutil.rmtree(folder, ignore_errors=True)
         _run([sys.executable, "-m", "venv", str(folder)], "make an environment")
-        torch = f"torch=={metadata.version('torch').partition('+')[0]}"
-        _run([str(python), "-m", "pip", "install", torch, TRANSFORMERS, GPTQMODEL], "install GPTQModel")
+        pip = [str(python), "-m", "pip", "install"]
+        # Alone, so that its own index is asked for nothing else, whether it can be reached or not.
+        _run([*pip, "--no-deps", f"torch=={torch}", *_torch_source(torch)], "install PyTorch")
+        _run([*pip, f"torch=={torch}", TRANSFORMERS, GPTQMODEL], "install GPTQModel")
         stamp.write_text(GPTQMODEL, encoding="utf-8")
     return python
+
+
+def _torch_source(version: str) -> list[str]:
+    """Where pip finds the same build as ours: PyPI has others than one with a name, such as 2.13.0+cpu."""
+    _, _, build = version.partition("+")
+    return ["--extra-index-url", _TORCH_INDEX + build] if build else []
 
 
 def quantize(source: Path, target: Path, method: Method, python: Path, text: Path | None = None) -> None:
