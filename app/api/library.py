@@ -37,7 +37,7 @@ class Library(Protocol):
     def cancel(self, name: str) -> None: ...
     def add(self, name: str, entry_id: str | None = None) -> CatalogEntry: ...
     def remove(self, name: str) -> int: ...
-    def verify(self, name: str) -> dict[str, Any]: ...
+    def verify(self, name: str, *, repairs: bool = False) -> dict[str, Any]: ...
     def keep_token(self, token: str) -> None: ...
     def forget_token(self) -> bool: ...
 
@@ -46,6 +46,10 @@ class PullBody(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str = Field(description="a catalogue id or a repository (owner/name)")
+
+
+class VerifyBody(PullBody):
+    repair: bool = Field(default=False, description="fetch or make again what is damaged or missing, and only that")
 
 
 class AddBody(BaseModel):
@@ -73,6 +77,7 @@ class SearchQuery(BaseModel):
 class FitQuery(ModelQuery):
     gpu_gb: float | None = Field(default=None, gt=0, le=1e4)
     context: int | None = Field(default=None, ge=1, le=2**31)
+    kv_cache_dtype: Literal["auto", "fp32", "fp16", "bf16", "int8"] | None = None
 
 
 class TokenBody(BaseModel):
@@ -110,7 +115,8 @@ def library_router(library: Library, shelf: Shelf) -> APIRouter:
     async def fit(request: Request) -> dict[str, Any]:
         """What it takes and holds, now and on an empty card; nothing but headers is fetched."""
         asked = read_query(request, FitQuery)
-        return (await in_daemon_thread(lambda: library.fit(asked.model, asked.gpu_gb, asked.context))).as_json()
+        kv, context = asked.kv_cache_dtype, asked.context
+        return (await in_daemon_thread(lambda: library.fit(asked.model, asked.gpu_gb, context, kv))).as_json()
 
     @router.get("/models/downloads")
     async def downloads() -> dict[str, Any]:
@@ -136,11 +142,11 @@ def library_router(library: Library, shelf: Shelf) -> APIRouter:
         added = await in_daemon_thread(lambda: library.add(body.model, body.id))
         return {"id": added.id, "format": added.format, "context_length": added.context_length}
 
-    @router.post("/models/verify", openapi_extra=body_schema(PullBody))
+    @router.post("/models/verify", openapi_extra=body_schema(VerifyBody))
     async def verify(request: Request) -> dict[str, Any]:
         """Every file: verified by its hash, unverified (nobody knows one), damaged or missing."""
-        name = (await read_body(request, PullBody)).model
-        return {"files": await in_daemon_thread(lambda: library.verify(name))}
+        body = await read_body(request, VerifyBody)
+        return {"files": await in_daemon_thread(lambda: library.verify(body.model, repairs=body.repair))}
 
     @router.post("/models/token", openapi_extra=body_schema(TokenBody))
     async def token(request: Request) -> dict[str, bool]:

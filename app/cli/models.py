@@ -11,7 +11,7 @@ from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.hub.downloads import Download, Downloads
 from app.models.library import Library
-from app.models.shelf import ModelShelf
+from app.models.shelf import ModelShelf, is_broken
 from app.models.shelved import state_word
 from app.settings import Settings
 
@@ -187,27 +187,20 @@ def _pace(bytes_per_s: float | None, seconds_left: float | None) -> str:
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     _named(parser)
-    parser.add_argument("--repair", action="store_true", help="fetch again what is damaged or missing, and only that")
+    parser.add_argument("--repair", action="store_true", help="fetch or make again what is damaged or missing")
     _as_json(parser)
 
 
 def _verify(arguments: argparse.Namespace, settings: Settings) -> int:
     """1 where a file is not what it should be."""
-    shelf = shelf_of(settings)
-    entry = shelf.resolve(arguments.model)
-    verdicts = shelf.verify(entry)
-    is_broken = any(verdict in ("damaged", "missing") for verdict in verdicts.values())
-    if is_broken and arguments.repair:
-        shelf.repair(entry, lambda stage, fraction: None)
-        verdicts = shelf.verify(entry)
-        is_broken = any(verdict in ("damaged", "missing") for verdict in verdicts.values())
+    verdicts = Library(settings).verify(arguments.model, repairs=arguments.repair)
     if arguments.json:
         print(json.dumps(verdicts, indent=1))
     else:
         print(table(("FILE", "IS"), [[name, verdict] for name, verdict in verdicts.items()]))
-    if is_broken:
+    if is_broken(verdicts):
         print("`--repair` fetches the damaged files again.", file=sys.stderr)
-    return int(is_broken)
+    return int(is_broken(verdicts))
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -250,7 +243,7 @@ COMMANDS = (
     Command("models search", "models of the hub, each with whether it fits", _search, _search_arguments),
     Command("models add", "put a repository or a folder into your own models.yaml", _add, _add_arguments),
     Command("models pull", "download a model; Ctrl-C pauses, the same command goes on", _pull, _named),
-    Command("models verify", "hash every file of a downloaded model", _verify, _verify_arguments),
+    Command("models verify", "hash every file of a model", _verify, _verify_arguments),
     Command("models rm", "delete a model's files", _rm, _named),
     Command("models token", "keep the hub's token for gated models", _token, _token_arguments),
 )

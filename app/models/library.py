@@ -13,7 +13,7 @@ from app.models.hub.search import search
 from app.models.hub.token import forget_token, keep_token, read_token
 from app.models.machine import Memory, card, computer, empty_card
 from app.models.outline import Outline, outline_of_folder, outline_of_repo
-from app.models.shelf import ModelShelf, whole_folder
+from app.models.shelf import ModelShelf, is_broken, whole_folder
 from app.models.shelved import Disk, Shelved, best, disk, shelved
 from app.settings import Settings
 from engine.config import EngineConfig
@@ -134,8 +134,14 @@ class Library:
         """Forecasts go by these from now on."""
         self._settings = settings
 
-    def verify(self, name: str) -> dict[str, Verdict]:
-        return self.shelf.verify(self.shelf.resolve(name))
+    def verify(self, name: str, *, repairs: bool = False) -> dict[str, Verdict]:
+        """As `shelf.verify`; what is damaged or missing is fetched or made again first where `repairs` says so."""
+        entry = self.shelf.resolve(name)
+        found = self.shelf.verify(entry)
+        if not repairs or not is_broken(found):
+            return found
+        self.shelf.repair(entry, lambda stage, fraction: None)
+        return self.shelf.verify(entry)
 
     def keep_token(self, token: str) -> None:
         keep_token(self._settings.home, token)

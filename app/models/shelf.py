@@ -242,7 +242,11 @@ def _busy(name: str) -> None:
 
 def is_right(folder: Path) -> bool:
     """Whole, and every file of which a hash is known is that file. Reads every byte."""
-    return is_whole(folder) and not {"damaged", "missing"} & set(_verdicts(folder).values())
+    return is_whole(folder) and not is_broken(_verdicts(folder))
+
+
+def is_broken(verdicts: Mapping[str, Verdict]) -> bool:
+    return not {"damaged", "missing"}.isdisjoint(verdicts.values())
 
 
 def _verdicts(folder: Path) -> dict[str, Verdict]:

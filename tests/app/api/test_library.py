@@ -151,6 +151,7 @@ async def test_a_search_without_network_says_so(client: Client, hub: FakeHub, mo
         ("/models/search?max_gb=x", "max_gb"),
         ("/models/fit", "model"),
         ("/models/fit?model=a/b&context=0", "context"),
+        ("/models/fit?model=a/b&kv_cache_dtype=int3", "kv_cache_dtype"),
     ],
 )
 async def test_a_wrong_query_is_a_400_that_names_the_field(client: Client, path: str, param: str) -> None:
@@ -161,6 +162,8 @@ async def test_the_fit_is_told_before_any_weights_are_fetched(client: Client, hu
     report = (await client("GET", "/models/fit", params={"model": TINY, "gpu_gb": 24})).json()
     assert (report["architecture"], report["format"]) == ("LlamaForCausalLM", "gptq")
     assert report["fits"][0]["verdict"] == "fits" and report["fits"][0]["max_context"] == 256
+    small = (await client("GET", "/models/fit", params={"model": TINY, "kv_cache_dtype": "int8"})).json()
+    assert {fit["kv_dtype"] for fit in small["fits"]} == {"int8"}
     error_of(await client("GET", "/models/fit", params={"model": "no/where"}), 404)
 
 
@@ -172,6 +175,11 @@ async def test_a_model_is_fetched_and_deleted_in_the_routers_words(client: Clien
     assert {file["state"] for file in done["files"]} == {"verified"}
     verified = (await client("POST", "/models/verify", json={"model": REPO})).json()["files"]
     assert set(verified.values()) == {"verified"}
+    tokenizer = tmp_path / "home" / "models" / "org--tiny-AWQ" / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes().replace(b"x", b"y", 1))
+    for repair, state in ((False, "damaged"), (True, "verified")):
+        checked = await client("POST", "/models/verify", json={"model": REPO, "repair": repair})
+        assert checked.json()["files"]["tokenizer.json"] == state
     assert (await client("DELETE", "/models", params={"model": REPO})).json()["freed_bytes"] > 3_000_000
     assert not (tmp_path / "home" / "models" / "org--tiny-AWQ").exists()
     error_of(await client("DELETE", "/models", params={"model": REPO}), 404)
