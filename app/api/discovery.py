@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from app.api.models import ModelCard, Shelf, card_of
 from app.chat.service import ChatService
 from app.chat.template import told_of_tokenizer
+from app.errors import AppError
 
 
 def discovery_router(service: ChatService, shelf: Shelf, version: str) -> APIRouter:
@@ -23,7 +24,9 @@ def discovery_router(service: ChatService, shelf: Shelf, version: str) -> APIRou
 
     @router.get("/props")
     async def props() -> dict[str, Any]:
-        """llama.cpp's, of the model in hand; waits for its load."""
+        """llama.cpp's, of the model in hand; waits for a load that is under way, and begins none: clients poll it."""
+        if not shelf.holds(""):
+            raise AppError(503, "no_model", "No model is in memory.", hint="POST /models/load loads one.")
         loaded, _ = await service.text_of("")
         told = await asyncio.to_thread(told_of_tokenizer, loaded.folder)
         return {

@@ -17,6 +17,7 @@ from app.api.body import body_schema, read_body
 from app.api.dialect import Answer, arguments_of, json_bytes, parts_of
 from app.api.embeddings import InputBody, Vectors
 from app.api.errors import error_response, ollama_body
+from app.api.guard import admin
 from app.api.ids import engine_request_id
 from app.api.models import ModelCard, Shelf, card_of
 from app.api.ollama_wire import ChatBody, GenerateBody, OllamaBody, plain_name
@@ -57,6 +58,18 @@ def ollama_router(service: ChatService, shelf: Shelf) -> APIRouter:
     async def running() -> dict[str, Any]:
         return {"models": [_running(card) for card in shelf.cards() if card.state == "loaded"]}
 
+    async def _without_words(request: Request, body: OllamaBody, dialect: "OllamaChat") -> Response:
+        """Nothing to answer is Ollama's way to ask that a model be loaded, or let go of."""
+        if not body.asks_to_unload:
+            await service.text_of(body.name)
+            return JSONResponse(dialect.ended(Answer(), "load"))
+        admin(request)
+        if body.name:
+            shelf.check(body.name)
+        if shelf.holds(body.name):
+            await shelf.unload(body.name)
+        return JSONResponse(dialect.ended(Answer(), "unload"))
+
     @router.post("/show", openapi_extra=body_schema(ShowBody))
     async def show(request: Request) -> dict[str, Any]:
         body = await read_body(request, ShowBody)
@@ -70,7 +83,7 @@ def ollama_router(service: ChatService, shelf: Shelf) -> APIRouter:
         body = await read_body(request, ChatBody)
         dialect = OllamaChat(body.model or shelf.health().model)
         if not body.messages:
-            return await _loaded(service, body, dialect)
+            return await _without_words(request, body, dialect)
         asked = body.request(engine_request_id(request))
         return AnswerReply([service.stream(asked)], dialect, stream=body.wants_stream)
 
@@ -79,7 +92,7 @@ def ollama_router(service: ChatService, shelf: Shelf) -> APIRouter:
         body = await read_body(request, GenerateBody)
         dialect = OllamaGenerate(body.model or shelf.health().model)
         if not body.prompt:
-            return await _loaded(service, body, dialect)
+            return await _without_words(request, body, dialect)
         asked = body.request(engine_request_id(request))
         source = service.stream(asked) if isinstance(asked, ChatRequest) else service.complete(asked)
         return AnswerReply([source], dialect, stream=body.wants_stream)
@@ -92,12 +105,6 @@ def ollama_router(service: ChatService, shelf: Shelf) -> APIRouter:
         return WholeReply(sources, dialect)
 
     return router
-
-
-async def _loaded(service: ChatService, body: OllamaBody, dialect: "OllamaChat") -> Response:
-    """Nothing to answer is Ollama's way to ask that a model be loaded."""
-    await service.text_of(body.name)
-    return JSONResponse(dialect.ended(Answer(), "load"))
 
 
 class OllamaChat:

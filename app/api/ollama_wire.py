@@ -22,6 +22,7 @@ from engine.types import GrammarKind, GrammarSpec
 
 _LATEST = ":latest"  # how Ollama writes a name without a tag
 _NO_LIMIT = (-1, -2)
+_AT_ONCE = (0, "0", "0s", "0m", "0h")
 
 Form = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})]
 Think = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "string"}]})]
@@ -55,6 +56,11 @@ class OllamaBody(BaseModel):
     keep_alive: Any = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
+
+    @property
+    def asks_to_unload(self) -> bool:
+        """Ollama's way, where there is nothing to answer; other values are ignored: `--idle-timeout` rules."""
+        return self.keep_alive in _AT_ONCE and not isinstance(self.keep_alive, bool)
 
     @property
     def wants_stream(self) -> bool:

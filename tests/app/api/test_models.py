@@ -36,6 +36,11 @@ async def test_lm_studios_list_has_what_its_clients_read(house: House) -> None:
     error_of(await house.ask("GET", "/api/v0/models/none"), 404)
 
 
+async def test_props_begin_no_load(house: House) -> None:
+    house.shelf.now = FakeHealth(state="empty", model="")
+    assert error_of(await house.ask("GET", "/props"), 503)["code"] == "no_model"
+
+
 async def test_llamacpps_props_tell_the_loaded_context_and_the_template(house: House) -> None:
     props = (await house.ask("GET", "/props")).json()
     assert props["default_generation_settings"]["n_ctx"] == 200 and props["total_slots"] == 8

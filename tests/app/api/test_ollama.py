@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from app.api.dialect import Answer
+from app.api.keys import ApiKey, Keyring, digest_of
 from app.api.ollama import OllamaChat
 from app.api.ollama_wire import ChatBody, GenerateBody
 from app.chat.types import ChatDelta, ChatRequest, CompletionRequest, FillIn, Message, ToolCall, ToolCallDelta, Usage
@@ -15,7 +16,7 @@ from engine.errors import EngineDied
 from engine.types import GrammarKind, GrammarSpec
 from tests.app.api.answers import assert_no_leak
 from tests.app.api.house import USER, House
-from tests.fakes import Script, byte_model_folder, ids
+from tests.fakes import FakeHealth, Script, byte_model_folder, ids
 
 USAGE = Usage(prompt_tokens=30, completion_tokens=9, cached_tokens=12)
 
@@ -39,7 +40,28 @@ async def chat(house: House, **body: Any) -> httpx.Response:
     return await house.ask("POST", "/api/chat", json={"model": "fake-model", "messages": [USER]} | body)
 
 
-# Discovery
+# Discovery, loading and unloading
+
+
+async def test_nothing_to_answer_loads_or_with_keep_alive_0_unloads(house: House) -> None:
+    for path, body in (("chat", {"messages": []}), ("generate", {})):
+        house.shelf.now, house.shelf.asked = FakeHealth(), []
+        for keep, reason, asked in ((300, "load", []), ("0s", "unload", ["unload fake-model"]), (0, "unload", [])):
+            sent = body | {"model": "fake-model:latest", "keep_alive": keep}
+            told = (await house.ask("POST", f"/api/{path}", json=sent)).json()
+            assert (told["done"], told["done_reason"]) == (True, reason)
+            assert house.shelf.asked == asked
+            house.shelf.asked = []
+    missing = await house.ask("POST", "/api/generate", json={"model": "none", "keep_alive": 0})
+    assert missing.status_code == 404
+
+
+async def test_only_an_admin_unloads(folder: Path) -> None:
+    words = "user-words-1"
+    house = House(folder, keys=Keyring([ApiKey("u", digest_of(words))]))
+    sent = {"model": "fake-model", "keep_alive": 0}
+    refused = await house.ask("POST", "/api/generate", json=sent, headers={"api-key": words})
+    assert refused.status_code == 403 and house.shelf.asked == []
 
 
 async def test_its_clients_find_version_models_and_what_they_can(house: House) -> None:
