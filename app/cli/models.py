@@ -216,10 +216,22 @@ def _add(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def _rm_arguments(parser: argparse.ArgumentParser) -> None:
+    _named(parser)
+    server_arguments(parser)
+
+
 def _rm(arguments: argparse.Namespace, settings: Settings) -> int:
     shelf = shelf_of(settings)
     entry = shelf.resolve(arguments.model)
-    print(f"{shelf.remove(entry) / 1e9:.2f} GB freed.")
+    if entry.id in _in_memory(arguments, settings):
+        hint = f"`python launch.py models unload {entry.id}` first."
+        raise AppError(409, "model_loaded", f"{entry.id} is loaded.", hint=hint, param="model")
+    freed = shelf.remove(entry)
+    if entry.folder is not None:
+        print(f"{entry.id} is taken out of {settings.home / 'models.yaml'}; {entry.folder} stays as it is.")
+    else:
+        print(f"{freed / 1e9:.2f} GB freed.")
     return 0
 
 
@@ -244,6 +256,6 @@ COMMANDS = (
     Command("models add", "put a repository or a folder into your own models.yaml", _add, _add_arguments),
     Command("models pull", "download a model; Ctrl-C pauses, the same command goes on", _pull, _named),
     Command("models verify", "hash every file of a model", _verify, _verify_arguments),
-    Command("models rm", "delete a model's files", _rm, _named),
+    Command("models rm", "delete a model's files", _rm, _rm_arguments),
     Command("models token", "keep the hub's token for gated models", _token, _token_arguments),
 )

@@ -110,7 +110,8 @@ class Library:
         if found is None or found.state == "ready":
             return self.shelf.remove(entry)
         self.downloads.cancel(found.name)
-        return self.shelf.remove(entry) if self.shelf.state(entry).is_whole else 0
+        is_more = self.shelf.state(entry).is_whole or entry.id in self.shelf.own_ids()
+        return self.shelf.remove(entry) if is_more else 0
 
     def set_defaults(self, name: str, values: Mapping[str, Any]) -> None:
         """As `ModelShelf.set_defaults`."""

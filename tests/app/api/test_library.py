@@ -185,6 +185,14 @@ async def test_a_model_is_fetched_and_deleted_in_the_routers_words(client: Clien
     error_of(await client("DELETE", "/models", params={"model": REPO}), 404)
 
 
+async def test_with_a_half_download_the_name_of_the_users_own_goes_too(client: Client, hub: FakeHub) -> None:
+    hub.pause_s = 0.5
+    assert (await client("POST", "/models/add", json={"model": TINY, "id": "mine"})).status_code == 200
+    await client("POST", "/models", json={"model": "mine"})
+    assert (await client("DELETE", "/models", params={"model": "mine"})).status_code == 200
+    error_of(await client("POST", "/models", json={"model": "mine"}), 404)
+
+
 async def test_a_download_is_in_the_list_and_the_events_in_the_routers_words(client: Client, hub: FakeHub) -> None:
     hub.pause_s = 0.5  # it cannot end while it is looked at
     await client("POST", "/models", json={"model": REPO})

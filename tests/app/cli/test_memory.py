@@ -71,6 +71,18 @@ def test_the_list_tells_what_the_running_fireside_has_in_memory(
     assert "x" not in states and [name for name, state in states.items() if state] == ["qwen3-8b-awq", "my-folder"]
 
 
+def test_what_is_loaded_is_not_removed(
+    run: Run, stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models" / "qwen3-8b-awq"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(stage.house.shelf, "held", [FakeCard(id="qwen3-8b-awq", state="loaded")])
+    assert run("models", "rm", "qwen3") == 1
+    assert "`python launch.py models unload qwen3-8b-awq` first" in capsys.readouterr().err and folder.exists()
+    monkeypatch.setattr(stage.house.shelf, "held", [])
+    assert run("models", "rm", "qwen3") == 0 and not folder.exists()
+
+
 def test_a_load_that_fails_ends_with_1_and_the_reason(
     run: Run, stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from app.models.hub import downloader, downloads
 from app.models.hub.download import fetch
 from tests.app.models.fake_hub import FakeHub, led_here, running
 from tests.app.models.hub.test_download import REPO, model_files
+from tests.checkpoints import tiny_checkpoint
 
 
 @pytest.fixture
@@ -86,6 +87,17 @@ def test_the_token_that_is_kept_opens_a_gated_repository(
     assert run(tmp_path, "models", "pull", REPO) == 0
     assert run(tmp_path, "models", "token", "--forget") == 0
     assert "Forgotten." in capsys.readouterr().out
+
+
+def test_a_name_of_the_users_own_goes_and_its_folder_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_checkpoint(tmp_path / "mine", "llama")
+    (tmp_path / "mine" / "tokenizer.json").write_text("{}")
+    assert run(tmp_path, "models", "add", str(tmp_path / "mine"), "--id", "it") == 0
+    capsys.readouterr()
+    assert run(tmp_path, "models", "rm", "it") == 0
+    told = capsys.readouterr().out
+    assert "it is taken out of" in told and f"{tmp_path / 'mine'} stays" in told and "freed" not in told
+    assert (tmp_path / "mine" / "config.json").exists() and "it" not in rows(tmp_path, capsys)
 
 
 def test_a_folder_of_the_users_own_is_never_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
