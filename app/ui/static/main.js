@@ -3,6 +3,7 @@
 // A room is a module with start(root), called once before it is first shown. It may export opened(rest), called each
 // time it is shown with what follows its name in the address ("#/chat/7" -> "7"), and closed().
 import { el, live, setText, t, translate } from "./core.js";
+import { applyTheme } from "./theme.js";
 
 const ROOMS = {
   chat: null, // drawn by Gradio
@@ -83,6 +84,7 @@ function drawStatus(status) {
 const GONE = { state: "gone", model_id: "", stage: "", fraction: null, error: "" };
 
 whenFramed(() => {
+  applyTheme();
   translate(document.getElementById("fs-frame"));
   live.watch("status", (event) => { if (event.kind === "state") drawStatus(event); });
   live.onState((isOpen) => { if (!isOpen) drawStatus(GONE); });

@@ -1,5 +1,5 @@
 // One model of the list: what it is, how it is, what can be done with it; opened, its forecast and its defaults.
-import { el, setText, t } from "./core.js";
+import { ask, el, setText, t } from "./core.js";
 import { drawForecast, fitBadge } from "./forecast.js";
 import { bytes, duration, number, percent } from "./format.js";
 import { defaultsForm } from "./model_forms.js";
@@ -16,6 +16,7 @@ export class ModelRow {
     this.download = undefined;
     this.isInHand = false;
     this.isAdmin = false;
+    this.judged = {}; // by its headers
     this.alert = new Alert();
     this.name = el("strong");
     this.badges = el("span", { class: "fs-badges" });
@@ -57,6 +58,7 @@ export class ModelRow {
 
   /** The shelf's word on it. */
   take(model, isAdmin) {
+    if (model.fit === "unknown") model = { ...model, ...this.judged };
     const isNew = JSON.stringify([model, isAdmin]) !== JSON.stringify([this.model, this.isAdmin]);
     [this.model, this.isAdmin] = [model, isAdmin];
     if (!isNew) return;
@@ -64,6 +66,14 @@ export class ModelRow {
     this.badges.replaceChildren(...this.#badges());
     this.defaults.replaceChildren(...model.fit && !this.#isComing() ? [defaultsForm(model, this.deeds, isAdmin, this.alert)] : []);
     this.#drawActions();
+  }
+
+  /** Read its headers for a word on whether it fits. */
+  async judge() {
+    const { fits } = await ask(`ui/models/fit?model=${encodeURIComponent(this.model.id)}`);
+    this.judged = { fit: fits[0].verdict, size_bytes: this.model.size_bytes || fits[0].weights_bytes };
+    this.model = { ...this.model, ...this.judged };
+    this.badges.replaceChildren(...this.#badges());
   }
 
   /** How it is now: in memory, on its way here. */

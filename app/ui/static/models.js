@@ -59,7 +59,19 @@ function toolbar() {
     { "aria-label": t("models.which") },
   );
   for (const input of [room.filter, room.shown]) input.addEventListener("input", applyFilter);
-  return el("div", { class: "fs-toolbar" }, room.filter, room.shown);
+  const check = button(t("models.check"), checkWhichFit, { alert: room.alert });
+  return el("div", { class: "fs-toolbar" }, room.filter, room.shown, check);
+}
+
+/** The catalogue does not tell the size of each: its headers do, which are asked of the hub one by one. */
+async function checkWhichFit() {
+  const unknown = [...room.rows.values()].filter((row) => row.model.fit === "unknown" && !row.element.hidden);
+  for (const [at, row] of unknown.entries()) {
+    room.alert.say(t("models.checking", { n: unknown.length - at }), "info");
+    await row.judge();
+  }
+  room.alert.say(t("models.checked"), "good");
+  applyFilter();
 }
 
 function applyFilter() {

@@ -9,6 +9,7 @@ from app import settings
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.library import Library
+from app.models.own_catalog import remove_block
 from app.models.shelf import ModelShelf
 from tests.app.models.fake_hub import FakeHub, led_here, running
 from tests.app.models.test_store import WEIGHTS
@@ -140,3 +141,19 @@ def test_a_folder_that_is_cut_or_lacks_its_tokenizer_is_neither_added_nor_judged
         (folder / "tokenizer.json").write_text("{}")
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("a: {repo: x/y}\nb:\n  repo: x/z\n", "b:\n  repo: x/z\n"),
+        ("b: 1\n\n# of a\na:\n  k: 1\n\n# of c\nc: 2\n", "b: 1\n\n# of a\n\n# of c\nc: 2\n"),
+        ("a: 1 # said\n# more\n", "# more\n"),
+        ("a:\n  - 1\n  - 2\n", "\n"),
+    ],
+)
+def test_a_key_is_taken_out_by_its_lines_whatever_its_style(tmp_path: Path, text: str, left: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    assert remove_block(path, "a")
+    assert path.read_text() == left
