@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from app.background import in_daemon_thread
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from app.chat.service import ChatService
     from app.models.library import Library
     from app.models.manager import ModelManager
+    from app.ui.attachments import Count
     from app.ui.lately import Lately
     from app.ui.live import Hub
     from app.ui.settings_tab import SettingsDesk
@@ -39,21 +41,28 @@ def build_page(behind: Behind) -> "FastAPI":
     from fastapi import FastAPI
 
     from app.api.guard import admin
+    from app.history.book import HISTORY_FILE, Book
     from app.ui import page
+    from app.ui.chat_room import chat_room
     from app.ui.models_tab import models_room
     from app.ui.monitor import Monitor, monitor_room
     from app.ui.settings_tab import settings_room
 
-    manager = behind.manager
-    monitor = Monitor(manager, behind.service.under_way, behind.metrics.latencies)
+    def status() -> "ModelStatus":
+        return _status(manager)
+
+    manager, service = behind.manager, behind.service
+    monitor = Monitor(manager, service.under_way, behind.metrics.latencies)
+    book = Book(behind.settings.home / HISTORY_FILE)
     rooms = (
+        chat_room(service, status, book, _count(service, manager)),
         _api_room(behind),
         models_room(behind.library, manager, admin),
         monitor_room(monitor, behind.lately, admin),
         settings_room(_settings_desk(behind), admin),
     )
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    page.mount(app, behind.service, lambda: _status(manager), rooms)
+    page.mount(app, service, status, rooms)
     return app
 
 
@@ -69,6 +78,20 @@ def _status(manager: "ModelManager") -> "ModelStatus":
         error=now.error,
         max_model_len=now.max_model_len,
     )
+
+
+def _count(service: "ChatService", manager: "ModelManager") -> "Count":
+    from app.chat.service import check_countable
+
+    async def count(text: str) -> int | None:
+        """Tokens of a text for the model in hand; None while none is ready."""
+        if manager.status().state != "ready":
+            return None
+        check_countable(len(text))
+        _, model_text = await service.text_of("")
+        return len(await in_daemon_thread(lambda: model_text.tokenizer.encode(text, add_special_tokens=False)))
+
+    return count
 
 
 def _api_room(behind: Behind) -> Callable[["FastAPI", "Hub"], None]:

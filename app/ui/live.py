@@ -51,7 +51,10 @@ class State:
 
 
 class Changes:
-    """A source of topics of which a tab needs to hear only that they have changed: it reads them again by itself."""
+    """A source of topics of which a tab needs to hear only that they have changed: it reads them again by itself.
+
+    It is told so at once when it begins to watch: what it read before that may have changed meanwhile.
+    """
 
     def __init__(self, hub: "Hub") -> None:
         self._hub = hub
@@ -63,10 +66,8 @@ class Changes:
         self._hub.wake(topic)
 
     def news(self, topic: str, seen: Seen) -> Iterable[Event]:
-        times = self._times.get(topic, 0)
-        is_first, is_news = "times" not in seen, seen.get("times") != times
-        seen["times"] = times
-        return ({"kind": "changed"},) if is_news and not is_first else ()
+        before, seen["times"] = seen.get("times"), self._times.get(topic, 0)
+        return ({"kind": "changed"},) if before != seen["times"] else ()
 
 
 class Hub:

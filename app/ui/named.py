@@ -12,8 +12,8 @@ from gradio.events import api
 
 from app.chat.types import ChatRequest, Message
 from app.errors import AppError
+from app.ui.answers import closing
 from app.ui.status import Answerer
-from app.ui.turn import closing
 
 
 class NamedChat:

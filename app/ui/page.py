@@ -1,8 +1,8 @@
 """The page: one Gradio Blocks app mounted at the root of the server. Holds the frame; the parts live beside it.
 
-What a tab shows is drawn by the modules in `static/` into the roots of `frame.html`; they read over short requests and
-one WebSocket (live.py). `mount` is the whole public face. It must be called after every other route, since a mount at
-"/" takes what is left.
+What a tab shows is `frame.html`, drawn by the modules in `static/` over Gradio's own frame: they need not wait for
+Gradio's scripts, and read over short requests and one WebSocket (live.py). `mount` is the whole public face. It must be
+called after every other route, since a mount at "/" takes what is left.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -20,7 +21,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.ui import refusals
-from app.ui.chat_tab import ChatTab
 from app.ui.live import Hub, State
 from app.ui.named import NamedChat
 from app.ui.status import Answerer, StatusSource
@@ -49,7 +49,6 @@ _CONTENT_SECURITY_POLICY = "; ".join(
 Room = Callable[[FastAPI, Hub], None]
 
 _STATUS_EVERY_S = 0.5
-_HEAD = '<link rel="stylesheet" href="ui/static/rooms.css"><script type="module" src="ui/static/main.js"></script>'
 
 
 def mount(app: FastAPI, service: Answerer, status: StatusSource, rooms: Iterable[Room] = ()) -> None:
@@ -74,10 +73,10 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource, rooms: Iterable
         app.mount(f"/ui/{folder}", _Files(directory=_HERE / folder))
     gr.mount_gradio_app(
         app,
-        _build(service, status),
+        _build(service),
         path="/",
         app_kwargs={
-            "middleware": [Middleware(_SecurityHeaders)],
+            "middleware": [Middleware(_SecurityHeaders), Middleware(_OwnHead, head=_head())],
             "exception_handlers": {404: _not_found},
         },
         favicon_path=str(_HERE / "favicon.png"),
@@ -88,9 +87,19 @@ def mount(app: FastAPI, service: Answerer, status: StatusSource, rooms: Iterable
         mcp_server=False,
         pwa=False,
         theme=_theme(),
-        css_paths=_HERE / "style.css",
-        js=(_HERE / "page.js").read_text(encoding="utf-8"),
-        head=_HEAD,
+    )
+
+
+def _head() -> str:
+    """Our styles and modules, and what they draw."""
+    frame = (_HERE / "frame.html").read_text(encoding="utf-8")
+    styles = ("theme.css", *(f"ui/static/{name}.css" for name in ("style", "chats", "rooms")))
+    return "".join(
+        (
+            *(f'<link rel="stylesheet" href="{style}">' for style in styles),
+            f'<template id="fs-template">{frame}</template>',
+            '<script type="module" src="ui/static/main.js"></script>',
+        )
     )
 
 
@@ -113,12 +122,10 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": body}, 404, {"x-should-retry": "false"})
 
 
-def _build(service: Answerer, status: StatusSource) -> gr.Blocks:
+def _build(service: Answerer) -> gr.Blocks:
     blocks = gr.Blocks(title="Fireside", analytics_enabled=False, fill_height=True, fill_width=True)
     with blocks:
-        gr.HTML((_HERE / "frame.html").read_text(encoding="utf-8"), elem_id="fs-frame", apply_default_css=False)
-        with gr.Column(elem_id="fs-chat"):
-            ChatTab(service, status).restore_on_load(blocks)
+        gr.HTML("<noscript>Fireside's page needs JavaScript.</noscript>", apply_default_css=False)
         NamedChat(service)
     blocks.queue(default_concurrency_limit=None, api_open=False)
     # Gradio looks for new events a thousand times a second, 6 % of a core that the engine can use; fifty are enough.
@@ -163,3 +170,32 @@ class _SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+class _OwnHead:
+    """Puts `head` into the page as it is sent; Gradio's own parameter has its scripts put it there, seconds later."""
+
+    def __init__(self, app: ASGIApp, head: str) -> None:
+        self._app = app
+        self._head = head.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        begin: Message = {}
+        body = bytearray()
+
+        async def gather(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                begin.update(message)
+            elif message["type"] == "http.response.body":
+                body.extend(message.get("body", b""))
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                page = bytes(body).replace(b"<head>", b"<head>" + self._head, 1)
+                MutableHeaders(scope=begin)["content-length"] = str(len(page))
+                await send(begin)
+                await send({"type": "http.response.body", "body": page})
+
+        plain = [header for header in scope["headers"] if header[0] != b"accept-encoding"]  # or it comes compressed
+        await self._app({**scope, "headers": plain}, receive, gather)

@@ -12,6 +12,8 @@ import uvicorn
 
 from app import tls
 from app.api.keys import ApiKey, Keyring, digest_of
+from app.history.book import Book
+from app.ui.chat_room import chat_room
 from app.ui.page import mount
 from app.ui.status import ModelStatus
 from tests.app.api.house import USER, House
@@ -35,7 +37,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     keys = Keyring([ApiKey("laptop", digest_of(WORDS))])
     house = House(byte_model_folder(folder / "bytes"), Script(token_ids=ids("Hello")), keys=keys)
     ready = ModelStatus(model_id="fake-model", state="ready", max_model_len=8192)
-    mount(house.app, ScriptedService(piece_s=0.01), lambda: ready)
+    service = ScriptedService(piece_s=0.01)
+    book = Book(folder / "history.db")
+    mount(house.app, service, lambda: ready, [chat_room(service, lambda: ready, book, _count)])
     certfile, keyfile = tls.self_signed(folder / "tls", "127.0.0.1")
     server = uvicorn.Server(
         uvicorn.Config(
@@ -54,6 +58,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield f"https://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
     server.should_exit = True
     thread.join(30)
+
+
+async def _count(text: str) -> int:
+    return len(text)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The page as a person uses it: a real Chromium against the real Gradio app, over a service that follows a script.
+"""The chat as a person uses it: a real Chromium against the real page, over a service that follows a script.
 
 Each test waits for what it expects to see and asserts no speed. Screenshots go to tests/artifacts/.
 """
@@ -15,6 +15,9 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from app.history.book import Book
+from app.ui.chat_room import chat_room
+from app.ui.live import Hub, State
 from app.ui.page import mount
 from app.ui.status import ModelStatus
 from tests.app.ui.scripted import ScriptedService
@@ -63,24 +66,45 @@ pytestmark = [pytest.mark.browser, pytest.mark.skipif(_CHROMIUM is None, reason=
 class House:
     """The server under test, in a thread: the scripted service and the status that the page is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: Path, port: int = 0) -> None:
         self.service = ScriptedService(piece_s=0.02)
         self.status = _READY
         app = FastAPI()
-        mount(app, self.service, lambda: self.status)
-        self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
+        rooms = (chat_room(self.service, self._status, Book(history), _count), self._models)
+        mount(app, self.service, self._status, rooms)
+        config = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    def _status(self) -> ModelStatus:
+        return self.status
+
+    def _models(self, app: FastAPI, hub: Hub) -> None:
+        """What the choice of a model asks."""
+
+        def load(body: dict[str, str]) -> dict[str, str]:
+            self.status = ModelStatus(model_id=body["model"], state="loading", stage="reading weights", fraction=0.5)
+            return body
+
+        shelf = [{"id": name, "state": "ready", "is_embedded": False} for name in (_READY.model_id, "other-model")]
+        app.add_api_route("/ui/models/shelf", lambda: {"models": shelf})
+        app.add_api_route("/ui/models/load", load, methods=["POST"])
+        hub.add("models", State(lambda: {"models": []}))
 
     def __enter__(self) -> "House":
         self._thread.start()
         wait_until(lambda: self._server.started)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/"
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/"
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
         self._thread.join(timeout=30)
+
+
+async def _count(text: str) -> int:
+    return len(text.split())
 
 
 class Tab:
@@ -107,11 +131,18 @@ class Tab:
 
     @property
     def answers(self) -> Any:
-        return self.page.get_by_test_id("bot")
+        return self.page.locator(".fs-answer")
 
     @property
     def finished(self) -> Any:
-        return self.page.locator("#fs-history").get_by_test_id("bot")
+        return self.page.locator('.fs-answer:not([data-state="writing"])')
+
+    @property
+    def writing(self) -> Any:
+        return self.page.locator('.fs-answer[data-state="writing"]')
+
+    def press(self, name: str, which: int = -1) -> None:
+        self.page.get_by_role("button", name=name, exact=True).nth(which).click()
 
     @property
     def stop(self) -> Any:
@@ -142,8 +173,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def running_house() -> Iterator[House]:
-    with House() as house:
+def running_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("page") / "history.db") as house:
         yield house
 
 
@@ -186,6 +217,7 @@ def test_an_answer_streams_and_then_stays_with_its_figures(open_tab: Callable[..
     expect(tab.page.locator("#fs-stats")).to_contain_text("42.5 tokens/s")
     expect(tab.page.locator("#fs-stats")).to_contain_text("of 8,192 tokens")
     expect(tab.page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    expect(tab.page.get_by_role("meter", name="Context used")).to_have_attribute("aria-valuemax", "8192")
     assert tab.complaints == []
 
 
@@ -221,7 +253,7 @@ def test_stop_ends_the_work_and_keeps_what_was_shown(open_tab: Callable[..., Tab
     ways = (tab.stop.click, lambda: tab.page.keyboard.press("Escape"))
     for times, stop in enumerate(ways, start=1):
         tab.send("count: 5000 every 0.05 as n")
-        expect(tab.page.locator("#fs-live").get_by_test_id("bot")).to_contain_text("n3 ")
+        expect(tab.writing).to_contain_text("n3 ")
         expect(tab.stop).to_be_visible()
         stop()
         wait_until(lambda times=times: len(house.service.closed) == times)
@@ -232,43 +264,57 @@ def test_stop_ends_the_work_and_keeps_what_was_shown(open_tab: Callable[..., Tab
     assert tab.complaints == []
 
 
-def test_new_chat_forgets_even_an_answer_in_progress(open_tab: Callable[..., Tab], house: House) -> None:
+def test_an_answer_goes_on_while_another_chat_is_open_and_no_text_gets_into_that(
+    open_tab: Callable[..., Tab], house: House
+) -> None:
     tab = open_tab()
-    tab.send("say: Something old")
-    expect(tab.finished.last).to_contain_text("Something old")
-    tab.send("count: 5000 every 0.05 as n")
+    tab.send("count: 100 every 0.03 as n")
     expect(tab.answers.last).to_contain_text("n3 ")
-    tab.page.get_by_role("button", name="New chat").click()
+    first = tab.page.url
+    tab.press("New chat")
     expect(tab.answers).to_have_count(0)
-    wait_until(lambda: len(house.service.closed) == 1)
     tab.send("say: Something new")
     expect(tab.finished.last).to_contain_text("Something new")
     assert len(house.service.requests[-1].messages) == 1
-    assert "n3" not in tab.shown() and "old" not in tab.shown()
+    assert "n3" not in tab.shown()
+    tab.page.goto(first)
+    expect(tab.finished.last).to_contain_text("n99")
+    assert tab.complaints == [] and not house.service.closed
 
 
-def test_a_reload_keeps_the_conversation_and_a_new_tab_starts_empty(open_tab: Callable[..., Tab], house: House) -> None:
+def test_a_reload_in_mid_answer_shows_all_that_was_shown_and_goes_on(
+    open_tab: Callable[..., Tab], house: House
+) -> None:
     tab = open_tab()
-    tab.send("say: Something to keep")
-    expect(tab.finished.last).to_contain_text("Something to keep")
+    tab.send("think: hm | one two")
+    expect(tab.finished).to_have_count(1)
+    tab.send("count: 5000 every 0.03 as n")
+    expect(tab.writing).to_contain_text("n9 ")
+    before = tab.writing.get_by_test_id("bot").inner_text()
     tab.page.reload()
-    expect(tab.finished.last).to_contain_text("Something to keep")
-    tab.send("say: And more")
+    expect(tab.answers).to_have_count(2)
+    expect(tab.answers.last).to_contain_text(before.split()[-1])
+    at_first = tab.writing.get_by_test_id("bot").inner_text()
+    wait_until(lambda: tab.writing.get_by_test_id("bot").inner_text() != at_first)
+    tab.stop.click()
     expect(tab.finished).to_have_count(2)
-    assert [message.content for message in house.service.requests[-1].messages][1] == "Something to keep"
+    words = tab.finished.last.get_by_test_id("bot").inner_text().split()
+    assert words == [f"n{i}" for i in range(len(words))] and len(words) > len(before.split())
     other = open_tab()
-    other.send("say: Fresh")
-    expect(other.finished.last).to_contain_text("Fresh")
-    assert len(house.service.requests[-1].messages) == 1
+    expect(other.answers).to_have_count(0)
     assert tab.complaints == [] and other.complaints == []
 
 
-def test_closing_a_tab_ends_its_answer(open_tab: Callable[..., Tab], house: House) -> None:
+def test_closing_a_tab_leaves_its_answer_to_go_on(open_tab: Callable[..., Tab], house: House) -> None:
     tab = open_tab()
-    tab.send("count: 5000 every 0.05 as n")
+    tab.send("count: 60 every 0.03 as n")
     expect(tab.answers.last).to_contain_text("n3 ")
+    url = tab.page.url
     tab.page.close()
-    wait_until(lambda: len(house.service.closed) == 1)
+    again = open_tab()
+    again.page.goto(url)
+    expect(again.finished.last).to_contain_text("n59")
+    assert not house.service.closed
 
 
 def test_tabs_stream_at_once_and_never_show_each_others_text(open_tab: Callable[..., Tab], house: House) -> None:
@@ -286,7 +332,7 @@ def test_tabs_stream_at_once_and_never_show_each_others_text(open_tab: Callable[
         tab.stop.click()
         expect(tab.finished.last).to_contain_text("Stopped.")
     for tab, word in zip(tabs, words, strict=True):
-        assert {found for found in words if found in tab.page.content()} == {word}
+        assert {found for found in words if found in tab.shown()} == {word}
 
 
 def test_an_error_is_told_in_the_chat_and_the_next_message_works(open_tab: Callable[..., Tab]) -> None:
@@ -311,12 +357,22 @@ def test_a_message_sent_while_the_model_loads_waits_and_says_so(open_tab: Callab
     expect(tab.page.get_by_role("progressbar", name="Loading the model")).to_be_visible()
     expect(tab.page.locator(".fs-stage")).to_have_text("reading weights 42 %")
     tab.send("say: Here I am")
-    expect(tab.answers.last).to_contain_text("as soon as smollm2-135m-instruct is loaded: reading weights (42%)")
+    expect(tab.answers.last).to_contain_text("as soon as smollm2-135m-instruct is loaded: reading weights (42 %)")
     tab.shoot("loading")
     house.status = _READY
     house.service.is_ready = True
     expect(tab.finished.last).to_contain_text("Here I am")
     expect(tab.page.get_by_role("progressbar", name="Loading the model")).to_be_hidden()
+
+
+def test_a_chosen_model_is_loaded_with_its_progress(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    tab.page.get_by_label("Model", exact=True).select_option("other-model")
+    expect(tab.page.locator(".fs-stage")).to_have_text("reading weights 50 %")
+    house.status = ModelStatus(model_id="other-model", state="ready", max_model_len=8192)
+    expect(tab.page.locator("#fs-status")).to_have_attribute("data-state", "ready")
+    expect(tab.page.get_by_label("Model", exact=True)).to_have_value("other-model")
+    assert tab.complaints == []
 
 
 def test_a_failed_load_is_told_in_words(open_tab: Callable[..., Tab], house: House) -> None:
@@ -345,11 +401,12 @@ def test_no_text_becomes_markup_or_reaches_another_host(open_tab: Callable[..., 
         expect(tab.page.get_by_role("button", name="Send", exact=True)).to_be_visible()
         expect(tab.finished.last).to_contain_text("<style>")
         expect(tab.finished.last).to_contain_text("<script>")
+    tab.send("think: " + " ".join(_ATTACKS) + " | done")
+    expect(tab.finished.last).to_contain_text("done")
     for link in tab.page.locator("#fs-pane a").all():
         assert not (link.get_attribute("href") or "").startswith("javascript:")
     assert tab.page.evaluate("window.owned") is None
-    assert tab.page.locator(".prose :is(iframe, script, style, svg, form)").count() == 0
-    assert tab.page.locator("#fs-pane img").evaluate_all("images => images.every(i => i.naturalWidth === 0)")
+    assert tab.page.locator("#fs-pane :is(iframe, script, style, svg, form, img)").count() == 0
     with pytest.raises(playwright_api.Error):
         tab.page.evaluate("fetch('http://192.0.2.1/')")
 
@@ -357,19 +414,35 @@ def test_no_text_becomes_markup_or_reaches_another_host(open_tab: Callable[..., 
 def test_markdown_is_drawn_with_nothing_from_another_host(open_tab: Callable[..., Tab], house: House) -> None:
     tab = open_tab()
     tab.send(f"think: I look at both and decide. | {_SHOWCASE}")
-    expect(tab.finished).to_have_count(2)
+    expect(tab.finished).to_have_count(1)
     answer = tab.finished.last
-    expect(answer.locator("pre code .token").first).to_be_visible()
-    expect(answer.get_by_role("button", name="copy")).to_be_attached()
-    expect(answer.locator(".katex").first).to_be_visible()
-    expect(answer.get_by_role("table")).to_be_visible()
+    expect(answer.locator("pre code .hljs-keyword").first).to_be_visible()
+    expect(answer.locator(".fs-code")).to_contain_text("python")
+    expect(answer.get_by_role("button", name="Copy code")).to_be_visible()
+    expect(answer.locator(".katex")).to_have_count(3)
+    expect(answer.locator(".fs-text").get_by_role("table")).to_be_visible()
     thought = tab.page.get_by_text("I look at both and decide.", exact=True)
     expect(thought).to_be_hidden()
-    tab.finished.first.get_by_text("Thinking").click()
+    answer.get_by_text(re.compile("^Thought for")).click()
     expect(thought).to_be_visible()
     elsewhere = [url for url in tab.requests if not url.startswith((house.url, "data:", "blob:"))]
     assert len(tab.requests) > 10 and elsewhere == []
     assert tab.complaints == []
+
+
+def test_a_growing_answer_is_drawn_as_the_whole_one_is(open_tab: Callable[..., Tab]) -> None:
+    """Piece by piece only the last block is drawn again; the end must not show it."""
+    tab = open_tab()
+    tab.send(f"say: {_SHOWCASE}\n1. one\n2. two\n\n   more of two\n\n> said [there][a]\n\n[a]: https://example.org/")
+    expect(tab.finished).to_have_count(1)
+    expect(tab.finished.locator(".katex").last).to_be_visible()
+    text = tab.finished.get_by_test_id("bot")
+    plain = "text => text.innerHTML.replace(/<div class=\"fs-block\">|<\\/div>/g, '').replace(/\\s+/g, ' ')"
+    grown = text.evaluate(plain)
+    tab.page.reload()
+    expect(tab.finished.locator(".katex").last).to_be_visible()
+    expect(text.get_by_role("link", name="there")).to_have_attribute("href", "https://example.org/")
+    assert text.evaluate(plain) == grown
 
 
 def test_copy_gives_the_exact_words_of_the_answer(open_tab: Callable[..., Tab]) -> None:
@@ -377,26 +450,123 @@ def test_copy_gives_the_exact_words_of_the_answer(open_tab: Callable[..., Tab]) 
     tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     for times, words in enumerate(("<b>one</b> for $n$", "two"), start=1):
         tab.send(f"think: hm | {words}")
-        expect(tab.page.locator("#fs-history .message-buttons-left")).to_have_count(times)
-        tab.page.locator("#fs-history .message-buttons-left button").last.click()
+        expect(tab.finished).to_have_count(times)
+        tab.finished.last.get_by_role("button", name="Copy", exact=True).click()
         wait_until(lambda words=words: tab.page.evaluate("navigator.clipboard.readText()") == words)
 
 
-def test_advanced_settings_reach_the_model(open_tab: Callable[..., Tab], house: House) -> None:
+def test_edit_and_answer_again_make_versions_that_can_be_looked_through(
+    open_tab: Callable[..., Tab], house: House
+) -> None:
     tab = open_tab()
-    tab.page.get_by_role("button", name="Advanced").click()
-    tab.page.get_by_label("System prompt").fill("Be brief.")
-    tab.page.get_by_label("Temperature").fill("warm")
-    tab.send("say: Hello")
-    expect(tab.page.get_by_role("alert").filter(has_text="Temperature")).to_be_visible()
-    expect(tab.box).to_have_value("say: Hello")
-    tab.page.get_by_label("Temperature").fill("0.2")
-    tab.page.get_by_label("Seed").fill("7")
-    tab.box.press("Enter")
-    expect(tab.finished.last).to_contain_text("Hello")
-    (request,) = house.service.requests
-    assert request.messages[0].content == "Be brief."
-    assert (request.sampling.temperature, request.sampling.seed, request.sampling.top_p) == (0.2, 7, None)
+    tab.send("say: first")
+    expect(tab.finished.last).to_contain_text("first")
+    tab.press("Answer again")
+    expect(tab.finished.get_by_text("2/2")).to_be_visible()
+    tab.box.press("ArrowUp")
+    tab.page.get_by_role("textbox", name="Edit your message").fill("say: second")
+    tab.page.keyboard.press("Enter")
+    expect(tab.finished.last).to_contain_text("second")
+    assert len(house.service.requests[-1].messages) == 1
+    user = tab.page.locator(".fs-user")
+    expect(user).to_contain_text("2/2")
+    user.get_by_role("button", name="Version before").click()
+    expect(tab.finished.last).to_contain_text("first")
+    expect(tab.finished.last).to_contain_text("2/2")
+    tab.finished.last.get_by_role("button", name="Version before").click()
+    expect(tab.finished.last).to_contain_text("1/2")
+    assert tab.complaints == []
+
+
+def test_a_stopped_answer_is_gone_on_with_where_it_ended(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    tab.send("count: 5000 every 0.05 as n")
+    expect(tab.answers.last).to_contain_text("n3 ")
+    tab.stop.click()
+    expect(tab.finished.last).to_contain_text("Stopped.")
+    text = tab.finished.last.get_by_test_id("bot")
+    before = text.inner_text()
+    tab.press("Continue")
+    expect(tab.finished.last).to_contain_text("and on")
+    assert text.inner_text() == f"{before} and on"
+    asked = house.service.requests[-1]
+    assert asked.continue_final_message and asked.messages[-1].content.strip() == before
+
+
+def test_two_ways_are_answered_side_by_side_and_one_is_gone_on_with(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    tab.press("Compare")
+    tab.page.get_by_label("Second temperature").fill("0.2")
+    tab.send("count: 30 every 0.03 as n")
+    expect(tab.page.locator(".fs-column")).to_have_count(2)
+    expect(tab.finished).to_have_count(2)
+    assert {request.sampling.temperature for request in house.service.requests} == {None, 0.2}
+    tab.shoot("compare")
+    tab.press("Go on with this one")
+    expect(tab.page.locator('.fs-column[data-kept="true"]')).to_contain_text("temperature 0.2")
+    tab.send("say: on")
+    expect(tab.finished).to_have_count(3)
+    assert [message.role for message in house.service.requests[-1].messages] == ["user", "assistant", "user"]
+    assert tab.complaints == []
+
+
+def test_probabilities_are_told_where_they_were_asked(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    tab.press("Token probabilities")
+    tab.send("say: one two")
+    expect(tab.finished).to_have_count(1)
+    tab.press("Probabilities")
+    tab.page.locator(".fs-token").first.hover()
+    expect(tab.page.get_by_role("tooltip")).to_contain_text("50.0 %")
+    expect(tab.page.get_by_role("tooltip")).to_contain_text('"other" 25.0 %')
+    tab.shoot("probabilities")
+    tab.press("Text")
+    expect(tab.finished.last.get_by_test_id("bot")).to_be_visible()
+    assert house.service.requests[0].sampling.logprobs == 5
+
+
+def test_two_tabs_on_one_chat_stay_in_step(open_tab: Callable[..., Tab], house: House) -> None:
+    one, two = open_tab(), open_tab()
+    one.send("say: hello")
+    expect(one.finished).to_have_count(1)
+    two.page.goto(one.page.url)
+    expect(two.finished).to_have_count(1)
+    two.send("count: 5000 every 0.03 as n")
+    for tab in (one, two):
+        expect(tab.answers.last).to_contain_text("n5 ")
+        expect(tab.stop).to_be_visible()
+    one.stop.click()
+    for tab in (one, two):
+        expect(tab.finished.last).to_contain_text("Stopped.")
+    assert one.finished.last.inner_text() == two.finished.last.inner_text()
+    assert one.complaints == two.complaints == []
+
+
+def test_the_first_message_is_not_lost_however_early_it_is_sent(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    for times in range(1, 4):
+        tab.page.goto("about:blank")
+        tab.page.goto(house.url, wait_until="commit")
+        tab.box.fill(f"say: early {times}")
+        tab.box.press("Enter")
+        expect(tab.finished.last).to_contain_text(f"early {times}")
+    assert len(house.service.requests) == 3
+
+
+def test_a_restart_in_mid_answer_loses_nothing_that_was_shown(browser: Any, tmp_path: Path) -> None:
+    with House(tmp_path / "history.db") as house:
+        tab = Tab(browser.new_context().new_page(), house)
+        tab.send("count: 5000 every 0.02 as n")
+        expect(tab.answers.last).to_contain_text("n30 ")
+        port = house.port
+    expect(tab.page.locator(".fs-stage")).to_have_text("Fireside is not running")
+    shown = tab.answers.last.get_by_test_id("bot").inner_text()
+    with House(tmp_path / "history.db", port) as house:
+        expect(tab.finished.last).to_contain_text("Cut: Fireside ended")
+        assert tab.finished.last.get_by_test_id("bot").inner_text().startswith(shown)
+        tab.press("Continue")
+        expect(tab.finished.last).to_contain_text("and on")
+        tab.page.context.close()
 
 
 def test_the_view_follows_the_answer_until_the_reader_scrolls_up(open_tab: Callable[..., Tab]) -> None:
@@ -427,10 +597,10 @@ def test_the_page_fits_its_window(open_tab: Callable[..., Tab], name: str, look:
     tab = open_tab(**look)
     tab.shoot(f"{name}_welcome")
     tab.send(f"think: I look at both and decide. | {_SHOWCASE}")
-    expect(tab.finished.last.get_by_role("table")).to_be_visible()
+    expect(tab.finished.last.locator(".fs-text").get_by_role("table")).to_be_visible()
     tab.shoot(name)
     fits = "[document.documentElement.scrollWidth <= innerWidth, document.documentElement.scrollHeight <= innerHeight]"
     assert tab.page.evaluate(fits) == [True, True]
-    for control in (tab.box, tab.page.get_by_role("button", name=re.compile("^(Send|New chat|Advanced)"))):
+    for control in (tab.box, tab.page.get_by_role("button", name=re.compile("^(Send|New chat|Compare)"))):
         for part in control.all():
             expect(part).to_be_in_viewport(ratio=1)

@@ -121,6 +121,7 @@ const AGAIN_FIRST_MS = 250, AGAIN_MOST_MS = 4000;
 /** The tab's socket: opens itself with the first topic, and again and again when it is lost. */
 class Live {
   #handlers = new Map(); // topic -> Set of handlers
+  #states = new Map(); // topic -> its latest event of kind "state", for those who come later
   #socket = null;
   #pause = AGAIN_FIRST_MS;
   #wasOpen = false;
@@ -131,10 +132,14 @@ class Live {
   watch(topic, handler) {
     if (!this.#handlers.has(topic)) this.#handlers.set(topic, new Set());
     this.#handlers.get(topic).add(handler);
+    if (this.#states.has(topic)) handler(this.#states.get(topic));
     this.#tell();
     return () => {
       this.#handlers.get(topic)?.delete(handler);
-      if (this.#handlers.get(topic)?.size === 0) this.#handlers.delete(topic);
+      if (this.#handlers.get(topic)?.size === 0) {
+        this.#handlers.delete(topic);
+        this.#states.delete(topic);
+      }
       this.#tell();
     };
   }
@@ -178,6 +183,7 @@ class Live {
 
   #take(events) {
     for (const event of events) {
+      if (event.kind === "state") this.#states.set(event.topic, event);
       for (const handler of [...this.#handlers.get(event.topic) ?? []]) handler(event);
     }
   }

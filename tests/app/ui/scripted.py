@@ -1,14 +1,17 @@
 """A service that says what the message tells it to, at the speed it tells: exact text for tests of the page.
 
 "say: TEXT" answers TEXT, "think: A | TEXT" reasons first, "count: N every S as W" gives W0, W1, ... S seconds apart,
-"fail: TEXT" breaks in mid-answer, "refuse: TEXT" before it, anything else is echoed.
+"fail: TEXT" breaks in mid-answer, "refuse: TEXT" before it, anything else is echoed. To go on with an answer adds
+" and on".
 """
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
-from app.chat.types import ChatDelta, ChatRequest, Timings, Usage
+from app.chat.types import ChatDelta, ChatRequest, ScoredToken, Timings, Usage
 from app.errors import AppError
 
 
@@ -35,9 +38,9 @@ class ScriptedService:
         try:
             while not self.is_ready:
                 await asyncio.sleep(0.02)
-            async for delta in self._say(request.messages[-1].content):
+            async for delta in self._say(_script_of(request)):
                 num_pieces += 1
-                yield delta
+                yield _scored(delta) if request.sampling.logprobs else delta
             yield self._end(request, num_pieces)
         except (GeneratorExit, asyncio.CancelledError):
             self.closed.append(request.request_id)
@@ -82,6 +85,19 @@ class ScriptedService:
                 queue_s=0.0, prefill_s=0.1, decode_s=1.0, prompt_per_second=100.0, predicted_per_second=42.5
             ),
         )
+
+
+def _script_of(request: ChatRequest) -> str:
+    """What the last message of the user says; an answer that is gone on with says that it is."""
+    if request.continue_final_message:
+        return "say:  and on"
+    return request.messages[-1].content
+
+
+def _scored(delta: ChatDelta) -> ChatDelta:
+    """Each piece is a token of probability 1/2; its rival is "other"."""
+    word, half = delta.text.encode(), math.log(0.5)
+    return replace(delta, logprobs=(ScoredToken(word, True, half, ((word, half), (b"other", math.log(0.25)))),))
 
 
 def _pieces(text: str) -> list[str]:

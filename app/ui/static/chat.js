@@ -1,0 +1,304 @@
+// The chat: which conversation is open, what the reader does with it, and what the server tells of it. Drawing is in
+// conversation.js and messages.js, the message box in composer.js.
+import { start as startAttachments } from "./attach.js";
+import { start as startSettings } from "./chat_settings.js";
+import { start as startList } from "./chats.js";
+import { ask, el, live, Refused, setText, t } from "./core.js";
+import { Compare } from "./compare.js";
+import { Composer } from "./composer.js";
+import { Conversation } from "./conversation.js";
+import { drawMeter, figuresLine } from "./figures.js";
+import { watchKeys } from "./keys.js";
+import { button } from "./messages.js";
+
+class Chat {
+  #id = null; // of the open chat; null before its first message
+  #isIncognito = false;
+  #unwatch = null;
+  #listeners = new Set();
+  #nodes = [];
+  #status = null;
+
+  constructor(root) {
+    this.pane = root.querySelector("#fs-pane");
+    this.conversation = new Conversation(this.pane, this.#actions(), (first) => this.#showEarlier(first));
+    this.composer = new Composer(root.querySelector("#fs-composer"), {
+      onSend: (text) => this.send(text), onStop: () => this.stop(), onEditLast: () => this.editLast(),
+    });
+    this.compare = new Compare();
+    this.probabilities = toggle("chat.probabilities_option");
+    this.composer.tools.append(this.compare.button, this.probabilities);
+    this.composer.tray.append(this.compare.element);
+    const { tools, tray } = this.composer;
+    this.attachments = startAttachments({ tools, tray, chat: this, dropOn: root.querySelector("#fs-talk") });
+    this.stats = root.querySelector("#fs-stats");
+    this.meter = root.querySelector("#fs-meter");
+    this.said = root.querySelector("#fs-said");
+    this.incognitoNote = root.querySelector("#fs-incognito-note");
+    live.watch("status", (event) => this.#watchStatus(event));
+  }
+
+  // -- for other modules
+
+  current() {
+    return this.#id;
+  }
+
+  get isIncognito() {
+    return this.#isIncognito;
+  }
+
+  /** handler(chatId) when another chat is open, or this one has changed. */
+  onChange(handler) {
+    this.#listeners.add(handler);
+  }
+
+  /** Show a chat; null begins a new one. */
+  async open(chatId, { isIncognito = false } = {}) {
+    this.#follow(chatId);
+    this.#isIncognito = chatId ? chatId.startsWith("incognito-") : isIncognito;
+    this.composer.belongsTo(chatId ?? "");
+    this.#draw([]);
+    if (chatId) await this.reload();
+    this.#tell();
+    this.conversation.toEnd();
+    this.composer.focus();
+  }
+
+  /** Read the open chat again: another tab, or the server, has changed it. */
+  async reload() {
+    const chatId = this.#id;
+    if (!chatId) return;
+    try {
+      const { chat, nodes } = await ask(`ui/talk/chat/${encodeURIComponent(chatId)}`);
+      if (chatId !== this.#id) return;
+      this.chat = chat;
+      this.#draw(this.#withEarlier(nodes));
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      if (chatId !== this.#id) return;
+      if (error.status === 404) this.#gone();
+      else if (error.status) this.composer.tell(error.message);
+    }
+    this.#tell();
+  }
+
+  // -- what the reader does
+
+  /** Words for people where the message was not taken. */
+  async send(text) {
+    let attachment_ids;
+    try {
+      attachment_ids = await this.attachments.ids();
+    } catch (error) {
+      if (error instanceof Refused) return error.message;
+      throw error;
+    }
+    if (!text.trim() && attachment_ids.length === 0) return "";
+    const sent = { chat_id: this.#id, is_incognito: this.#isIncognito, parent_id: this.#parentOfNext(), text, attachment_ids };
+    const refusal = await this.#begin("ui/talk/send", sent);
+    if (!refusal) this.attachments.clear();
+    return refusal;
+  }
+
+  async stop() {
+    const writing = this.#writing();
+    await Promise.all(writing.map((node) => this.#command("ui/talk/stop", { node_id: node.id })));
+  }
+
+  editLast() {
+    const last = this.#nodes.findLast((node) => node.role === "user");
+    if (last && this.#writing().length === 0) this.#edit(last, this.conversation.view(last.id).element);
+  }
+
+  #actions() {
+    return {
+      edit: (node, element) => this.#edit(node, element),
+      again: (node) => this.#begin("ui/talk/again", { node_id: node.parent_id }).then((words) => this.composer.tell(words)),
+      goOn: (node) => this.#command("ui/talk/go_on", { node_id: node.id }),
+      turn: (node, step) => this.#command("ui/talk/turn", { node_id: node.id, step }),
+      keep: (node) => this.#command("ui/talk/turn", { node_id: node.id }),
+      branch: (node) => this.#branch(node),
+    };
+  }
+
+  /** Send something that is answered; gives words where it was refused. */
+  async #begin(path, body) {
+    try {
+      const begun = await ask(path, { body: { ...body, ways: this.compare.ways(), shows_probabilities: this.probabilities.isOn() } });
+        this.compare.clear();
+      await this.#begun(begun);
+      return "";
+    } catch (error) {
+      if (error instanceof Refused) return error.message;
+      throw error;
+    }
+  }
+
+  async #begun({ chat_id }) {
+    if (chat_id && chat_id !== this.#id) {
+      this.#follow(chat_id);
+      this.composer.renamed(chat_id);
+      history.replaceState(null, "", `#/chat/${chat_id}`);
+    }
+    this.conversation.toEnd();
+    await this.reload();
+  }
+
+  async #command(path, body) {
+    try {
+      await ask(path, { body });
+      this.composer.tell("");
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      this.composer.tell(error.message);
+    }
+    await this.reload();
+  }
+
+  /** Put a box in place of the message; what is sent from it is a version of it. */
+  #edit(node, element) {
+    const box = el("textarea", { "aria-label": t("chat.edit_label"), rows: Math.min(12, node.text.split("\n").length + 1) });
+    box.value = node.text;
+    const form = el("form", { class: "fs-edit" }, box, el("div", {},
+      button("chat.edit_cancel", close), el("button", { type: "submit", class: "fs-send", text: t("chat.edit_send") })));
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      const attachment_ids = node.attachments.map((file) => file.id);
+      const refusal = await this.#begin("ui/talk/send", { chat_id: this.#id, parent_id: node.parent_id, text: box.value, attachment_ids });
+      if (refusal) this.composer.tell(refusal);
+      else close();
+    });
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") close();
+      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) form.requestSubmit();
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    function close() {
+      form.remove();
+      element.classList.remove("fs-editing");
+    }
+    element.querySelector(".fs-edit")?.remove();
+    element.classList.add("fs-editing");
+    element.append(form);
+    box.focus();
+  }
+
+  /** Go on from this message in a chat of its own. */
+  async #branch(node) {
+    const { id } = await ask("ui/chats/branch", { body: { node_id: node.id } });
+    location.hash = `#/chat/${id}`;
+  }
+
+  async #showEarlier(first) {
+    const { nodes } = await ask(`ui/talk/earlier/${first.parent_id}`);
+    this.#draw([...nodes, ...this.#nodes]);
+  }
+
+  // -- what the server tells
+
+  #follow(chatId) {
+    if (chatId === this.#id) return;
+    this.#unwatch?.();
+    this.#id = chatId;
+    this.chat = null;
+    this.conversation.forget();
+    this.#unwatch = chatId ? live.watch(`chat:${chatId}`, (event) => this.#take(event)) : null;
+  }
+
+  #take(event) {
+    if (event.topic !== `chat:${this.#id}`) return; // it was on its way when another chat was opened
+    if (event.kind === "again") this.conversation.forget();
+    if (event.kind === "changed" || event.kind === "again") this.reload();
+    else this.conversation.take(event);
+  }
+
+  #watchStatus(event) {
+    if (event.kind !== "state") return;
+    this.#status = event;
+    this.#drawWaiting();
+  }
+
+  #gone() {
+    this.open(null);
+    history.replaceState(null, "", "#/chat");
+    this.composer.tell(t("chat.gone"));
+  }
+
+  #tell() {
+    for (const listener of this.#listeners) listener(this.#id);
+  }
+
+  // -- drawing
+
+  /** Messages that were read before those in `nodes`, as long as both belong to one line. */
+  #withEarlier(nodes) {
+    const place = this.#nodes.findIndex((node) => node.id === nodes[0]?.id);
+    return place > 0 ? [...this.#nodes.slice(0, place), ...nodes] : nodes;
+  }
+
+  #draw(nodes) {
+    const wasWriting = this.#writing().length > 0;
+    this.#nodes = nodes;
+    this.conversation.show(nodes);
+    const isWriting = this.#writing().length > 0;
+    this.composer.writing(isWriting);
+    if (wasWriting && !isWriting) setText(this.said, t("chat.done"));
+    const last = nodes.findLast((node) => node.role === "assistant" && node.state !== "writing");
+    setText(this.stats, isWriting || !last ? "" : figuresLine(last.meta));
+    drawMeter(this.meter, last?.meta ?? {});
+    this.incognitoNote.hidden = !this.#isIncognito;
+    this.#drawWaiting();
+  }
+
+  #drawWaiting() {
+    for (const node of this.#writing()) this.conversation.view(node.id)?.wait(this.#waitingFor(node));
+  }
+
+  #waitingFor() {
+    const status = this.#status;
+    if (!status || status.state === "ready") return t("chat.reading");
+    if (status.state !== "loading") return t("chat.waiting");
+    const share = status.fraction === null ? "" : ` (${Math.round(status.fraction * 100)} %)`;
+    return t("chat.waiting_load", { model: status.model_id, stage: `${status.stage || t("frame.status.loading")}${share}` });
+  }
+
+  #writing() {
+    const all = this.#nodes.flatMap((node) => node.beside ?? [node]);
+    return all.filter((node) => node.state === "writing");
+  }
+
+  #parentOfNext() {
+    return this.#nodes.at(-1)?.id ?? null;
+  }
+}
+
+/** A button that is on or off. */
+function toggle(key) {
+  const element = button(key, () => element.setAttribute("aria-pressed", !element.isOn()));
+  element.setAttribute("aria-pressed", false);
+  element.isOn = () => element.getAttribute("aria-pressed") === "true";
+  return element;
+}
+
+let chat = null;
+
+export function start(root) {
+  chat = new Chat(root);
+  startSettings(root.querySelector("#fs-talk-tools"), chat);
+  startList(root.querySelector("#fs-sidebar"), chat);
+  const begin = (isIncognito) => {
+    history.pushState(null, "", "#/chat");
+    chat.open(null, { isIncognito });
+  };
+  root.querySelector("#fs-new").addEventListener("click", () => begin(false));
+  root.querySelector("#fs-incognito").addEventListener("click", () => begin(true));
+  watchKeys({ newChat: () => begin(false), stop: () => chat.stop() });
+}
+
+/** rest: the chat's id, or nothing. */
+export function opened(rest) {
+  if (!rest || rest !== chat.current()) return chat.open(rest || null);
+}
