@@ -25,7 +25,8 @@ class EngineConfig:
                             one of 40 GB and more
     max_queued_requests     requests that may wait; one more is refused
     scheduler_policy        fcfs: by arrival; priority: by class and priority, which without either is by arrival too
-    target_itl_ms           time between two tokens of a running answer that new prompts should not exceed
+    target_itl_ms           time between two tokens of a running answer that new prompts should not exceed; twice what a
+                            step takes in which all answer who run or wait, if that is longer
     gpu_memory_utilization  share of the card's total memory that this engine may use, 0 < x <= 1 (CUDA)
     gpu_memory_gb           memory of the card to act as, in GB as cards are sold (2**30 bytes); None is the card's own
     kv_gb                   KV cache in GB (1e9 bytes), on a card at most; None takes what is left there, and on a CPU a

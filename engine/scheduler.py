@@ -148,7 +148,8 @@ class Scheduler:
             else:
                 self._extend(sequence, draft)
         if draft.num_tokens:
-            draft.budget = min(draft.budget, self._pace.allowance)
+            coming = len(prefilling) + min(len(self._waiting), self._max_num_seqs - len(self._running))
+            draft.budget = min(draft.budget, self._pace.allowance(len(draft.num_tokens), coming))
         for sequence in prefilling:
             is_followed = sequence is not prefilling[-1] or self._may_admit()
             self._extend(sequence, draft, is_followed=is_followed)
@@ -182,7 +183,8 @@ class Scheduler:
         """
         now_s, num_before = self._clock(), len(self._sequences)
         # It began when it was planned, or when the one before it was done.
-        self._pace.observe(now_s - max(plan.planned_s, self._settled_s), plan.num_prompt_tokens)
+        num_decoding = plan.num_tokens - plan.num_prompt_tokens
+        self._pace.observe(now_s - max(plan.planned_s, self._settled_s), num_decoding, plan.num_prompt_tokens)
         self._settled_s = now_s
         sampled = iter(enumerate(output.token_ids))
         events = []
