@@ -49,7 +49,7 @@ class PrefillPace:
             self._step_s.observe(self._features(num_decoding, num_prompt_tokens), step_s)
 
     def _features(self, num_decoding: int, num_prompt_tokens: int) -> Vector:
-        """Of like size, but for the sequences: as long as their number was always the same, the fixed part has it all."""
+        """Of like size, but for the sequences: while their number has not changed, the fixed part has all."""
         return 1.0, num_decoding / 64, num_prompt_tokens / self._budget
 
 

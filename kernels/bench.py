@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import ops, reference
-from kernels.paged_kv import PagedKV
+from kernels.paged_kv import PagedKV, by_dimension
 from kernels.w4 import W4Weight, pack_w4
 
 ROWS = (1, 8, 32, 256, 1024)
@@ -118,7 +118,8 @@ def _attention_rows(gb_per_s: float) -> list[dict[str, Any]]:
     blocks = length // block_size
     out = []
     for rows in (1, 8, 32):
-        cache = PagedKV(*(torch.randn(rows * blocks, kv_heads, block_size, head_dim) for _ in range(2)))
+        keys, values = (torch.randn(rows * blocks, kv_heads, block_size, head_dim) for _ in range(2))
+        cache = PagedKV(by_dimension(keys), values)
         table = torch.randperm(rows * blocks, dtype=torch.int32).view(rows, blocks)
         lengths, bounds = torch.full((rows,), length, dtype=torch.int32), torch.arange(rows + 1, dtype=torch.int32)
         arguments = (torch.randn(rows, heads, head_dim), cache, table, lengths, bounds)

@@ -208,7 +208,7 @@ def rope_write_kv(
     """
     if _on_card(heads):
         _gpu().rope_kv.rope_write_kv(heads, num_heads, positions, cos_sin, cache, slot_mapping, norms)
-    elif _on_cpu(heads) and _on_cpu(cache.keys):
+    elif _on_cpu(heads) and _on_cpu(cache.keys) and cache.is_by_dimension:
         reference.norm_heads(heads, num_heads, cache.num_kv_heads, norms)
         _cpu().rope.rope_write_kv(heads, num_heads, positions, cos_sin, cache, slot_mapping)
     else:

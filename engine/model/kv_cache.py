@@ -32,7 +32,10 @@ class KVCache:
         shapes = [(num_blocks, layer.cache.num_kv_heads, block_size, layer.cache.head_dim) for layer in spec.layers]
         self._memory = _CardMemory(CudaDriver()) if device.type == "cuda" else None
         empty = None if self._memory is None else self._memory.empty
-        self.layers = tuple(empty_paged_kv(shape, dtype, device, counters, empty) for shape in shapes)
+        by_dimension = device.type == "cpu" and dtype is torch.float32
+        self.layers = tuple(
+            empty_paged_kv(shape, dtype, device, counters, empty, by_dimension=by_dimension) for shape in shapes
+        )
 
     @property
     def can_be_resized(self) -> bool:

@@ -35,15 +35,21 @@ _HANDS = 16  # about as many as threads, or more
 
 _TALL, _WIDE = (8, 2) if HAS_AVX512 else (4, 1)  # see gemm.py
 _LOW = 4  # rows of every product come in fours, filled up with zeros: one alone would wait for its own sums
-_tall_tile, _tall_narrow_tile = tiles.products(_TALL, _WIDE), tiles.products(_TALL, 1)
-_low_tile, _low_narrow_tile = tiles.products(_LOW, 4), tiles.products(_LOW, 1)
-_transpose_tile = tiles.transpose()
+_PARTS = _KEYS // tiles.LANES  # of a chunk: keys of one vector of scores, and their values
+_CHUNK = numba.types.UniTuple(F32_ROWS, _PARTS)
+
+_tall_scores_tile, _low_scores_tile = tiles.products_across(_TALL, _WIDE), tiles.products_across(_LOW, _PARTS)
+_tall_tile, _tall_narrow_tile = tiles.products_along(_TALL, _WIDE), tiles.products_along(_TALL, 1)
+_low_tile, _low_narrow_tile = tiles.products_along(_LOW, 4), tiles.products_along(_LOW, 1)
 
 
 def fits(cache: PagedKV) -> bool:
-    """Whether the kernel can take the cache: blocks and heads in whole vectors, chunks in whole blocks."""
+    """Whether the kernel can take the cache: keys by dimension, blocks and heads in whole vectors, chunks in whole
+    blocks.
+    """
     block_size = cache.block_size
-    return block_size % tiles.LANES == 0 and _KEYS % block_size == 0 and cache.head_dim % tiles.LANES == 0
+    sizes_fit = block_size % tiles.LANES == 0 and _KEYS % block_size == 0 and cache.head_dim % tiles.LANES == 0
+    return sizes_fit and cache.is_by_dimension
 
 
 def paged_attention(
@@ -57,31 +63,64 @@ def paged_attention(
 ) -> torch.Tensor:
     """See `ops.paged_attention`. Heads of q may lie in a wider tensor."""
     out = empty(*q.shape)
-    arrays = (q, cache.keys, cache.values, block_table, seq_lens, cu_seqlens_q)
+    arrays = (q, cache.keys.mT, cache.values, block_table, seq_lens, cu_seqlens_q)
     call(_attention, *arrays, scale, window or _NO_WINDOW, out)
     return out
 
 
-@kernel(F32_ROWS, F32_ROWS, F32_ROWS)
-def _add_product(x, w, out):
-    """out += x @ w; rows of x in fours, columns of w in whole vectors."""
-    row, width = 0, w.shape[1]
-    while row + _TALL <= x.shape[0]:
+@numba.njit
+def _columns(parts, c):
+    return parts[0][:, c:], parts[1][:, c:], parts[2][:, c:], parts[3][:, c:]
+
+
+@numba.njit
+def _two(parts, v):
+    return parts[v], parts[v + 1]
+
+
+@numba.njit
+def _one(parts, v):
+    return (parts[v],)
+
+
+_side_by_side = _two if _WIDE == 2 else _one
+
+
+@kernel(F32_2D, _CHUNK, _CHUNK, F32_2D)
+def _score(queries, keys, ahead, scores):
+    """scores += queries @ keys, rows in fours; `ahead` is asked for meanwhile."""
+    row = 0
+    while row + _TALL <= queries.shape[0]:
+        for v in range(0, _PARTS, _WIDE):
+            _tall_scores_tile(
+                queries[row:], _side_by_side(keys, v), _side_by_side(ahead, v), scores[row:, v * tiles.LANES :]
+            )
+        row += _TALL
+    while row < queries.shape[0]:
+        _low_scores_tile(queries[row:], keys, ahead, scores[row:])
+        row += _LOW
+
+
+@kernel(F32_2D, _CHUNK, _CHUNK, F32_2D)
+def _add_values(scores, values, ahead, result):
+    """result += scores @ values, rows in fours, columns in whole vectors; `ahead` is asked for meanwhile."""
+    row, width = 0, result.shape[1]
+    while row + _TALL <= scores.shape[0]:
         c = 0
         while c + _WIDE * tiles.LANES <= width:
-            _tall_tile(x[row:], w[:, c:], out[row:, c:])
+            _tall_tile(scores[row:], _columns(values, c), _columns(ahead, c), result[row:, c:])
             c += _WIDE * tiles.LANES
         while c < width:
-            _tall_narrow_tile(x[row:], w[:, c:], out[row:, c:])
+            _tall_narrow_tile(scores[row:], _columns(values, c), _columns(ahead, c), result[row:, c:])
             c += tiles.LANES
         row += _TALL
-    while row < x.shape[0]:
+    while row < scores.shape[0]:
         c = 0
         while c + 4 * tiles.LANES <= width:
-            _low_tile(x[row:], w[:, c:], out[row:, c:])
+            _low_tile(scores[row:], _columns(values, c), _columns(ahead, c), result[row:, c:])
             c += 4 * tiles.LANES
         while c < width:
-            _low_narrow_tile(x[row:], w[:, c:], out[row:, c:])
+            _low_narrow_tile(scores[row:], _columns(values, c), _columns(ahead, c), result[row:, c:])
             c += tiles.LANES
         row += _LOW
 
@@ -114,10 +153,61 @@ def _soften(scores, position, heads, window, largest, total, result):
             attended[d] *= shrink
 
 
-@kernel(F32_3D_ROWS, F32_4D, F32_4D, I32_1D, int64, int64, float32, int64, F32_3D)
-def _task(q, k_cache, v_cache, blocks, first_position, kv_head, scale, window, out):
-    """q [queries, heads, head_dim], at positions from `first_position` on: the heads of one KV head."""
-    block_size, head_dim = k_cache.shape[2], k_cache.shape[3]
+@numba.njit
+def _chunk(k_cache, v_cache, blocks, kv_head, start, end):
+    """Keys and values from `start` to before `end`: of 16 tokens each."""
+    return (
+        (
+            _sixteen_keys(k_cache, blocks, kv_head, start, end),
+            _sixteen_keys(k_cache, blocks, kv_head, start + 16, end),
+            _sixteen_keys(k_cache, blocks, kv_head, start + 32, end),
+            _sixteen_keys(k_cache, blocks, kv_head, start + 48, end),
+        ),
+        (
+            _sixteen_values(v_cache, blocks, kv_head, start, end),
+            _sixteen_values(v_cache, blocks, kv_head, start + 16, end),
+            _sixteen_values(v_cache, blocks, kv_head, start + 32, end),
+            _sixteen_values(v_cache, blocks, kv_head, start + 48, end),
+        ),
+    )
+
+
+@numba.njit
+def _sixteen_keys(k_cache, blocks, kv_head, first, end):
+    """[head_dim, 16 or more]; in the place of keys that are not there some that are."""
+    token, block_size = min(first, end - 1), k_cache.shape[3]
+    return k_cache[blocks[token // block_size], kv_head, :, first % block_size :]
+
+
+@numba.njit
+def _sixteen_values(v_cache, blocks, kv_head, first, end):
+    """[16, head_dim], or fewer where no more are there."""
+    token, block_size = min(first, end - 1), v_cache.shape[2]
+    offset, count = first % block_size, max(0, min(tiles.LANES, end - first))
+    return v_cache[blocks[token // block_size], kv_head, offset : offset + count]
+
+
+@numba.njit
+def _chunk_after(k_cache, v_cache, block_table, seq_lens, s, kv_head, start, length):
+    """What is read after this chunk: the next of these keys, or the first ones of the next head or sequence.
+
+    It is only asked for ahead, so that a good guess is enough.
+    """
+    if start + _KEYS < length:
+        return _chunk(k_cache, v_cache, block_table[s], kv_head, start + _KEYS, min(start + 2 * _KEYS, length))
+    kv_head = (kv_head + 1) % k_cache.shape[1]
+    if kv_head == 0 and s + 1 < seq_lens.shape[0]:
+        s += 1
+    return _chunk(k_cache, v_cache, block_table[s], kv_head, 0, min(_KEYS, max(seq_lens[s], 1)))
+
+
+@kernel(F32_3D_ROWS, F32_4D, F32_4D, I32_2D, I32_1D, int64, int64, int64, float32, int64, F32_3D)
+def _task(q, k_cache, v_cache, block_table, seq_lens, s, first_position, kv_head, scale, window, out):
+    """q [queries, heads, head_dim] of sequence s, at positions from `first_position` on: the heads of one KV head.
+
+    k_cache [blocks, kv_heads, head_dim, block_size], v_cache [blocks, kv_heads, block_size, head_dim]
+    """
+    head_dim = v_cache.shape[3]
     heads = q.shape[1] // k_cache.shape[1]
     num_rows, first_head = q.shape[0] * heads, kv_head * heads
     num_filled = (num_rows + _LOW - 1) // _LOW * _LOW
@@ -127,27 +217,19 @@ def _task(q, k_cache, v_cache, blocks, first_position, kv_head, scale, window, o
         for d in range(head_dim):
             query[d] = head[d] * scale
     largest, total = np.full((num_filled, 1), -np.inf, np.float32), np.zeros((num_filled, 1), np.float32)
-    keys, scores = aligned_zeros(head_dim, _KEYS), aligned_zeros(num_filled, _KEYS)
+    scores = aligned_zeros(num_filled, _KEYS)
     length = first_position + q.shape[0]
     if length <= 0:  # fills up a batch
         out[:, first_head : first_head + heads] = 0
         return
     first_key = max(0, first_position - window + 1)
     for start in range(first_key // _KEYS * _KEYS, length, _KEYS):
-        end = min(start + _KEYS, length)
-        for first in range(start, end, block_size):
-            tiles.fetch(v_cache[blocks[first // block_size], kv_head])
-            block = k_cache[blocks[first // block_size], kv_head]
-            for part in range(0, block_size, tiles.LANES):
-                _transpose_tile(block[part:], keys[:, first - start + part :])
+        keys, values = _chunk(k_cache, v_cache, block_table[s], kv_head, start, min(start + _KEYS, length))
+        keys_after, values_after = _chunk_after(k_cache, v_cache, block_table, seq_lens, s, kv_head, start, length)
         scores[:] = 0
-        _add_product(queries, keys, scores)
+        _score(queries, keys, keys_after, scores)
         _soften(scores, first_position - start, heads, window, largest, total, result)
-        for first in range(start, end, block_size):
-            if first + _KEYS < length:
-                tiles.fetch(k_cache[blocks[(first + _KEYS) // block_size], kv_head])
-            values = v_cache[blocks[first // block_size], kv_head, : min(block_size, end - first)]
-            _add_product(scores[:, first - start :], values, result)
+        _add_values(scores, values, values_after, result)
     for r in range(num_rows):
         attended, head = result[r], out[r // heads, first_head + r % heads]
         for d in range(head_dim):
@@ -190,4 +272,5 @@ def _attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale, 
         end = min(first + _QUERIES, cu_seqlens_q[s + 1])
         position = seq_lens[s] - cu_seqlens_q[s + 1] + first
         head = index % num_kv_heads
-        _task(q[first:end], k_cache, v_cache, block_table[s], position, head, scale, window, out[first:end])
+        chunk = slice(first, end)
+        _task(q[chunk], k_cache, v_cache, block_table, seq_lens, s, position, head, scale, window, out[chunk])

@@ -19,14 +19,14 @@ def rope_write_kv(
     cache: PagedKV,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """See `ops.rope_write_kv`."""
+    """See `ops.rope_write_kv`; a cache whose keys lie by dimension."""
     run = _few_tokens if heads.shape[0] <= _TOKENS else _many_tokens
-    call(run, heads, num_heads, positions, cos_sin, cache.keys, cache.values, slot_mapping)
+    call(run, heads, num_heads, positions, cos_sin, cache.keys.mT, cache.values, slot_mapping)
 
 
 @kernel(*_ARGUMENTS)
 def _few_tokens(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping):
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    num_kv_heads, block_size = v_cache.shape[1], v_cache.shape[2]
     half, head_dim = cos_sin.shape[2], heads.shape[2]
     for t in range(heads.shape[0]):
         position, slot = positions[t], slot_mapping[t]
@@ -41,7 +41,7 @@ def _few_tokens(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_map
         block, offset = slot // block_size, slot % block_size
         for h in range(num_kv_heads):
             for i in range(head_dim):
-                k_cache[block, h, offset, i] = heads[t, num_heads + h, i]
+                k_cache[block, h, i, offset] = heads[t, num_heads + h, i]
                 v_cache[block, h, offset, i] = heads[t, num_heads + num_kv_heads + h, i]
 
 

@@ -7,7 +7,7 @@ Each function here makes an intrinsic for a tile of a given size. Its array argu
 contiguous along a row, with any stride between rows; `out` is where the tile's first output lies.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -37,7 +37,7 @@ class _Code:
     def __init__(self, context: Any, builder: ir.IRBuilder) -> None:
         self._context, self.builder = context, builder
 
-    def views(self, kinds: tuple[types.Type, ...], values: list[ir.Value]) -> list["_View"]:
+    def views(self, kinds: Sequence[types.Type], values: Sequence[ir.Value]) -> list["_View"]:
         return [
             _View(self.builder, self._context.make_array(kind)(self._context, self.builder, value), kind)
             for kind, value in zip(kinds, values, strict=True)
@@ -147,22 +147,94 @@ def products(rows: int, vectors: int) -> Tile:
         def generate(context, builder, signature, arguments):
             code = _Code(context, builder)
             inputs, weights, outputs = code.views(signature.args, arguments)
-            sums = code.variables(rows, vectors)
-            for (r, v), total in sums.items():
-                builder.store(outputs.load(r, v * LANES, _FLOATS), total)
-            with code.loop(weights.num_rows) as k:
-                w_k = [weights.load(k, v * LANES, _FLOATS) for v in range(vectors)]
-                for r in range(rows):
-                    x_rk = code.splat(inputs.load(r, k, _F32))
-                    for v in range(vectors):
-                        code.add_product(sums[r, v], x_rk, w_k[v])
-            for (r, v), total in sums.items():
-                outputs.store(r, v * LANES, builder.load(total))
+            with _added_to(code, outputs, rows, vectors) as sums:
+                _add_products(code, inputs, 0, [(weights, v * LANES) for v in range(vectors)], sums)
             return context.get_dummy_value()
 
         return types.void(x, w, out), generate
 
     return tile
+
+
+def products_across(rows: int, vectors: int) -> Tile:
+    """(x, parts, ahead, out): as `products` with w = `vectors` parts side by side, each of 16 outputs.
+
+    Meanwhile the same places of `ahead` are asked for.
+    """
+
+    def add(code: _Code, inputs: "_View", parts: list["_View"], ahead: list["_View"], sums: _Variables) -> None:
+        _add_products(code, inputs, 0, [(part, 0) for part in parts], sums, ahead)
+
+    return _products_of_parts(add, rows, vectors)
+
+
+def products_along(rows: int, vectors: int) -> Tile:
+    """(x, parts, ahead, out): as `products` with w = parts one below the other, some of which may have no rows.
+
+    Meanwhile the same places of `ahead` are asked for.
+    """
+
+    def add(code: _Code, inputs: "_View", parts: list["_View"], ahead: list["_View"], sums: _Variables) -> None:
+        first: ir.Value | int = 0
+        for part, later in zip(parts, ahead, strict=True):
+            places = [(part, v * LANES) for v in range(vectors)]
+            _add_products(code, inputs, first, places, sums, vectors * [later])
+            first = code.builder.add(_index(first), part.num_rows)
+
+    return _products_of_parts(add, rows, vectors)
+
+
+def _products_of_parts(add: Callable[..., None], rows: int, vectors: int) -> Tile:
+    """`add` adds the products, given the code, the views, and the sums."""
+
+    @intrinsic
+    def tile(typing_context, x, parts, ahead, out):
+        def generate(context, builder, signature, arguments):
+            code = _Code(context, builder)
+            inputs, outputs = code.views((x, out), (arguments[0], arguments[3]))
+            now, later = (code.views(parts.types, cgutils.unpack_tuple(builder, arguments[i])) for i in (1, 2))
+            with _added_to(code, outputs, rows, vectors) as sums:
+                add(code, inputs, now, later, sums)
+            return context.get_dummy_value()
+
+        return types.void(x, parts, ahead, out), generate
+
+    return tile
+
+
+@contextmanager
+def _added_to(code: _Code, outputs: "_View", rows: int, vectors: int) -> Iterator[_Variables]:
+    """Sums that begin as `outputs` has them, and are written there in the end."""
+    sums = code.variables(rows, vectors)
+    for (r, v), total in sums.items():
+        code.builder.store(outputs.load(r, v * LANES, _FLOATS), total)
+    yield sums
+    for (r, v), total in sums.items():
+        outputs.store(r, v * LANES, code.builder.load(total))
+
+
+def _add_products(
+    code: _Code,
+    inputs: "_View",
+    first: ir.Value | int,
+    places: list[tuple["_View", int]],
+    sums: _Variables,
+    ahead: Sequence["_View"] = (),
+) -> None:
+    """sums[r, v] += sum over k of x[r, first + k] * w[k], w = 16 columns of a view from a column on, for each v.
+
+    What lies at these places in the views of `ahead` is asked for: a few lines at each k, as a burst of them would
+    stop the processor until the first have come.
+    """
+    with code.loop(places[0][0].num_rows) as k:
+        for view, (_, column) in zip(ahead, places, strict=False):
+            view.prefetch(k, column, 0)
+        w_k = [weight.load(k, column, _FLOATS) for weight, column in places]
+        x_column = code.builder.add(_index(first), k)
+        for r in range(1 + max(row for row, _ in sums)):
+            x_rk = code.splat(inputs.load(r, x_column, _F32))
+            for v, w_kv in enumerate(w_k):
+                code.add_product(sums[r, v], x_rk, w_kv)
 
 
 def coded_products(rows: int, vectors: int) -> Tile:
@@ -284,20 +356,6 @@ def _add_dots(code: _Code, inputs: "_View", weights: "_View", k: ir.Value, sums:
 
 
 @intrinsic
-def fetch(typing_context, x):
-    """Ask for all lines of x, whose columns are a multiple of 16: they will be used soon."""
-
-    def generate(context, builder, signature, arguments):
-        code = _Code(context, builder)
-        (view,) = code.views(signature.args, arguments)
-        with code.loop(view.num_rows) as row, code.loop(builder.udiv(view.num_columns, _index(LANES))) as line:
-            view.prefetch(row, builder.mul(line, _index(LANES)), 0)
-        return context.get_dummy_value()
-
-    return types.void(x), generate
-
-
-@intrinsic
 def clear(typing_context, x):
     """x = 0 for a part of a wider array, its columns a multiple of 16: a compiler would go number by number."""
 
@@ -309,40 +367,6 @@ def clear(typing_context, x):
         return context.get_dummy_value()
 
     return types.void(x), generate
-
-
-def transpose() -> Tile:
-    """(x, out): out[c, r] = x[r, c] for 16 rows of x and all its columns, a multiple of 16."""
-
-    @intrinsic
-    def tile(typing_context, x, out):
-        def generate(context, builder, signature, arguments):
-            code = _Code(context, builder)
-            source, target = code.views(signature.args, arguments)
-            with code.loop(builder.udiv(source.num_columns, _index(LANES))) as step:
-                first = builder.mul(step, _index(LANES))
-                square = [source.load(r, first, _FLOATS) for r in range(LANES)]
-                for r, column in enumerate(_transposed(builder, square)):
-                    target.store(builder.add(first, _index(r)), 0, column)
-            return context.get_dummy_value()
-
-        return types.void(x, out), generate
-
-    return tile
-
-
-def _transposed(builder: ir.IRBuilder, square: list[ir.Value]) -> list[ir.Value]:
-    """Eklundh 1972: blocks of 1, 2, 4, then 8 change places across the diagonal."""
-    square = list(square)
-    for size in (1, 2, 4, 8):
-        keep_low = [j if not j & size else LANES + j - size for j in range(LANES)]
-        keep_high = [j + size if not j & size else LANES + j for j in range(LANES)]
-        for i in (i for i in range(LANES) if not i & size):
-            a, b = square[i], square[i + size]
-            square[i], square[i + size] = (
-                builder.shuffle_vector(a, b, ir.Constant(_INTS, lanes)) for lanes in (keep_low, keep_high)
-            )
-    return square
 
 
 @intrinsic

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from kernels import ops, reference
-from kernels.cpu import gemm
+from kernels.cpu import attention, gemm
 from kernels.cpu.exp import exp_minus
-from kernels.paged_kv import PagedKV
+from kernels.paged_kv import PagedKV, by_dimension, empty_paged_kv
 from kernels.w4 import W4Weight, pack_w4
 
 # fp32 sums of up to 1,536 terms in another order: some 1e-7 times the square root of their number. One wrong element
@@ -129,8 +129,8 @@ def test_rotation_and_kv_write_equal_the_reference(heads: int, kv_heads: int, he
     cos_sin = torch.randn(32, 2, head_dim // 2 // rotated_part)
     results = []
     for rope_write_kv in (ops.rope_write_kv, reference.rope_write_kv):
-        rotated, k_cache = tokens.clone(), torch.full((4, kv_heads, 16, head_dim), 7.0)
-        v_cache = k_cache.clone()
+        rotated, v_cache = tokens.clone(), torch.full((4, kv_heads, 16, head_dim), 7.0)
+        k_cache = by_dimension(v_cache)
         rope_write_kv(rotated, heads, positions, cos_sin, PagedKV(k_cache, v_cache), slots)
         results.append((rotated, k_cache, v_cache))
     for ours, theirs in zip(*results, strict=True):
@@ -166,7 +166,8 @@ def test_paged_attention_equals_dense_attention(
     bounds = torch.tensor([0, *torch.tensor(q_lens).cumsum(0).tolist()], dtype=torch.int32)
     seq_lens = torch.tensor(lengths, dtype=torch.int32)
     options = {"scale": head_dim**-0.5, "window": window}
-    arguments = (q, PagedKV(k_cache, v_cache), table, seq_lens, bounds)
+    arguments = (q, PagedKV(by_dimension(k_cache), v_cache), table, seq_lens, bounds)
+    assert attention.fits(arguments[1])  # else this would compare the reference with itself
     for ours in (
         ops.paged_attention(*arguments, max_query_len=max(q_lens), max_seq_len=max(lengths), **options),
         reference.paged_attention(*arguments, **options),
@@ -219,6 +220,7 @@ def test_attention_gives_a_prompt_the_same_bits_whole_in_chunks_and_beside_other
 ) -> None:
     length, blocks = 150, 10
     k_cache, v_cache = (torch.randn(2 * blocks, kv_heads, 16, head_dim) for _ in range(2))
+    cache = PagedKV(by_dimension(k_cache), v_cache)
     table = torch.randperm(2 * blocks).to(torch.int32).view(2, blocks)
     q = torch.randn(length, heads, head_dim)
 
@@ -231,7 +233,7 @@ def test_attention_gives_a_prompt_the_same_bits_whole_in_chunks_and_beside_other
         tables = table if beside else table[1:]
         out = ops.paged_attention(
             queries,
-            PagedKV(k_cache, v_cache),
+            cache,
             tables,
             lengths,
             bounds,
@@ -290,7 +292,10 @@ def test_a_token_is_rotated_and_stored_alike_alone_and_among_many() -> None:
     tokens = torch.randn(num_tokens, heads + 2 * kv_heads, 64)
     positions, slots = torch.arange(num_tokens), torch.randperm(48)[:num_tokens]
     cos_sin = torch.randn(num_tokens, 2, 32)
-    caches = [PagedKV(torch.zeros(3, kv_heads, 16, 64), torch.zeros(3, kv_heads, 16, 64)) for _ in range(2)]
+    caches = [empty_paged_kv((3, kv_heads, 16, 64), torch.float32, by_dimension=True) for _ in range(2)]
+    for cache in caches:
+        cache.keys.zero_()
+        cache.values.zero_()
     many, alone = tokens.clone(), tokens.clone()
     ops.rope_write_kv(many, heads, positions, cos_sin, caches[0], slots)
     for t in range(num_tokens):
