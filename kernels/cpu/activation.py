@@ -1,11 +1,13 @@
 """The middle of a gated feed-forward: the activation of the gate times the other half, in one pass."""
 
+import numpy as np
 import torch
 from numba import float32, int64, prange
 
 from kernels.cpu.compile import F32_2D, kernel
 from kernels.cpu.exp import exp_of_negative
-from kernels.cpu.recording import call, empty
+from kernels.cpu.recording import call, call_parallel, empty
+from kernels.cpu.tasks import take
 
 _ROWS = 16  # of one task: a few rows are not worth waking a second thread
 
@@ -13,7 +15,7 @@ _ROWS = 16  # of one task: a few rows are not worth waking a second thread
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See `ops.silu_mul`."""
     out = empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    call(_one_task if gate_up.shape[0] <= _ROWS else _silu_mul, gate_up, out)
+    call(_one_task, gate_up, out) if gate_up.shape[0] <= _ROWS else call_parallel(_silu_mul, gate_up, out)
     return out
 
 
@@ -34,7 +36,11 @@ def _task(gate_up, out, task):
     _one_task(gate_up[task * _ROWS : (task + 1) * _ROWS], out[task * _ROWS : (task + 1) * _ROWS])
 
 
-@kernel(F32_2D, F32_2D, parallel=True)
-def _silu_mul(gate_up, out):
-    for task in prange((out.shape[0] + _ROWS - 1) // _ROWS):
-        _task(gate_up, out, task)
+@kernel(F32_2D, F32_2D, int64, parallel=True)
+def _silu_mul(gate_up, out, num_threads):
+    num_tasks, counter = (out.shape[0] + _ROWS - 1) // _ROWS, np.zeros(1, np.int64)
+    for _ in prange(num_threads):
+        task = take(counter)
+        while task < num_tasks:
+            _task(gate_up, out, task)
+            task = take(counter)

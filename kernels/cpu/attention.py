@@ -25,13 +25,14 @@ from kernels.cpu.compile import (
     kernel,
 )
 from kernels.cpu.exp import exp_minus, exp_of_negative
-from kernels.cpu.recording import call, empty
+from kernels.cpu.recording import call_parallel, empty
+from kernels.cpu.tasks import take
 from kernels.paged_kv import PagedKV
 
 _KEYS = 64  # of a chunk
 _QUERIES = 32  # of a task, each with all the heads that share its KV head
 _NO_WINDOW = 1 << 62
-_HANDS = 16  # about as many as threads, or more
+_ENOUGH = 8  # tasks a thread
 
 _TALL, _WIDE = (8, 2) if HAS_AVX512 else (4, 1)  # see gemm.py
 _LOW = 4  # rows of every product come in fours, filled up with zeros: one alone would wait for its own sums
@@ -64,7 +65,7 @@ def paged_attention(
     """See `ops.paged_attention`. Heads of q may lie in a wider tensor."""
     out = empty(*q.shape)
     arrays = (q, cache.keys.mT, cache.values, block_table, seq_lens, cu_seqlens_q)
-    call(_attention, *arrays, scale, window or _NO_WINDOW, out)
+    call_parallel(_attention, *arrays, scale, window or _NO_WINDOW, out)
     return out
 
 
@@ -191,13 +192,13 @@ def _sixteen_values(v_cache, blocks, kv_head, first, end):
 def _chunk_after(k_cache, v_cache, block_table, seq_lens, s, kv_head, start, length):
     """What is read after this chunk: the next of these keys, or the first ones of the next head or sequence.
 
-    It is only asked for ahead, so that a good guess is enough.
+    It is only asked for ahead, so that a good guess is enough: tasks are taken from the last sequence to the first.
     """
     if start + _KEYS < length:
         return _chunk(k_cache, v_cache, block_table[s], kv_head, start + _KEYS, min(start + 2 * _KEYS, length))
     kv_head = (kv_head + 1) % k_cache.shape[1]
-    if kv_head == 0 and s + 1 < seq_lens.shape[0]:
-        s += 1
+    if kv_head == 0 and s > 0:
+        s -= 1
     return _chunk(k_cache, v_cache, block_table[s], kv_head, 0, min(_KEYS, max(seq_lens[s], 1)))
 
 
@@ -237,21 +238,15 @@ def _task(q, k_cache, v_cache, block_table, seq_lens, s, first_position, kv_head
 
 
 @kernel(I32_1D, I64_2D)
-def _deal(cu_seqlens_q, tasks):
-    """tasks [tasks, 2] = sequence and first row of each block of queries.
-
-    Each thread takes an unbroken part of the list, and later blocks of a prompt see more keys: so they are dealt out
-    like cards, and a part of the list is a few whole hands.
+def _list(cu_seqlens_q, tasks):
+    """tasks [tasks, 2] = sequence and first row of each block of queries, the last ones first: of a prompt they see the
+    most keys, and whoever takes the last task should not keep the others waiting for long.
     """
-    place = 0
-    for hand in range(_HANDS):
-        index = 0
-        for s in range(cu_seqlens_q.shape[0] - 1):
-            for first in range(cu_seqlens_q[s], cu_seqlens_q[s + 1], _QUERIES):
-                if index % _HANDS == hand:
-                    tasks[place, 0], tasks[place, 1] = s, first
-                    place += 1
-                index += 1
+    place = tasks.shape[0]
+    for s in range(cu_seqlens_q.shape[0] - 1):
+        for first in range(cu_seqlens_q[s], cu_seqlens_q[s + 1], _QUERIES):
+            place -= 1
+            tasks[place, 0], tasks[place, 1] = s, first
 
 
 @numba.njit(cache=True)
@@ -262,15 +257,29 @@ def _num_tasks(cu_seqlens_q):
     return total
 
 
-@kernel(F32_3D_ROWS, F32_4D, F32_4D, I32_2D, I32_1D, I32_1D, float32, int64, F32_3D, parallel=True)
-def _attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale, window, out):
-    num_kv_heads = k_cache.shape[1]
-    tasks = np.empty((_num_tasks(cu_seqlens_q), 2), np.int64)
-    _deal(cu_seqlens_q, tasks)
-    for index in prange(tasks.shape[0] * num_kv_heads):
-        s, first = tasks[index // num_kv_heads]
-        end = min(first + _QUERIES, cu_seqlens_q[s + 1])
-        position = seq_lens[s] - cu_seqlens_q[s + 1] + first
-        head = index % num_kv_heads
+@kernel(F32_3D_ROWS, F32_4D, F32_4D, I32_2D, I32_1D, I32_1D, I64_2D, float32, int64, F32_3D, int64, int64)
+def _heads_task(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, tasks, scale, window, out, heads, task):
+    """A block of queries with some of the KV heads, of which there are `heads` tasks."""
+    s, first = tasks[task // heads]
+    end = min(first + _QUERIES, cu_seqlens_q[s + 1])
+    position = seq_lens[s] - cu_seqlens_q[s + 1] + first
+    count = k_cache.shape[1] // heads
+    for kv_head in range(task % heads * count, (task % heads + 1) * count):
         chunk = slice(first, end)
-        _task(q[chunk], k_cache, v_cache, block_table, seq_lens, s, position, head, scale, window, out[chunk])
+        _task(q[chunk], k_cache, v_cache, block_table, seq_lens, s, position, kv_head, scale, window, out[chunk])
+
+
+@kernel(F32_3D_ROWS, F32_4D, F32_4D, I32_2D, I32_1D, I32_1D, float32, int64, F32_3D, int64, parallel=True)
+def _attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale, window, out, num_threads):
+    tasks = np.empty((_num_tasks(cu_seqlens_q), 2), np.int64)
+    _list(cu_seqlens_q, tasks)
+    # One thread reads all heads of a block, which lie side by side, where there is work enough for the others.
+    heads = 1 if tasks.shape[0] >= _ENOUGH * num_threads else k_cache.shape[1]
+    num_tasks, counter = tasks.shape[0] * heads, np.zeros(1, np.int64)
+    for _ in prange(num_threads):
+        task = take(counter)
+        while task < num_tasks:
+            _heads_task(
+                q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, tasks, scale, window, out, heads, task
+            )
+            task = take(counter)

@@ -3,12 +3,14 @@
 As in gemm.py a row's result has the same bits alone and in any company.
 """
 
+import numpy as np
 import torch
 from numba import int64, prange
 
 from kernels.cpu import tiles
 from kernels.cpu.compile import F32_2D, F32_ROWS, HAS_AVX512, I16_2D, U16_2D, kernel
-from kernels.cpu.recording import call, empty
+from kernels.cpu.recording import call_parallel, empty
+from kernels.cpu.tasks import take
 
 _OUTPUTS = 64  # of one task: with their inputs they stay in the second cache while the rows go by
 
@@ -26,7 +28,7 @@ _WEIGHT = (F32_2D, U16_2D, I16_2D)
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [rows, K] fp32 contiguous, weight [N, K] fp32, fp16 or bf16 contiguous -> [rows, N] fp32."""
     out = empty(x.shape[0], weight.shape[0])
-    call(_linear, x, weight.view(_HELD_AS[weight.dtype]), out)
+    call_parallel(_linear, x, weight.view(_HELD_AS[weight.dtype]), out)
     return out
 
 
@@ -58,7 +60,11 @@ def _task(x, weight, out, task):
     _few_rows(x[row:], weight, out[row:])
 
 
-@kernel(F32_2D, _WEIGHT, F32_2D, parallel=True)
-def _linear(x, weight, out):
-    for task in prange((weight.shape[0] + _OUTPUTS - 1) // _OUTPUTS):
-        _task(x, weight, out, task)
+@kernel(F32_2D, _WEIGHT, F32_2D, int64, parallel=True)
+def _linear(x, weight, out, num_threads):
+    num_tasks, counter = (weight.shape[0] + _OUTPUTS - 1) // _OUTPUTS, np.zeros(1, np.int64)
+    for _ in prange(num_threads):
+        task = take(counter)
+        while task < num_tasks:
+            _task(x, weight, out, task)
+            task = take(counter)

@@ -6,6 +6,7 @@ the same bits alone and in any company: a prefix-cache hit equals a miss, a requ
 """
 
 import numba
+import numpy as np
 import torch
 from numba import int64, prange
 
@@ -21,7 +22,8 @@ from kernels.cpu.compile import (
     aligned_zeros,
     kernel,
 )
-from kernels.cpu.recording import call, empty
+from kernels.cpu.recording import call_parallel, empty
+from kernels.cpu.tasks import take
 from kernels.w4 import TILE_N, W4Weight
 
 _OUTPUTS = 32  # of one task: 576 outputs are 18 tasks, which 2, 3 or 6 cores share evenly; many rows take 64
@@ -53,7 +55,7 @@ def w4_linear(x: torch.Tensor, weight: W4Weight) -> torch.Tensor:
     """x [rows, K] fp32 contiguous -> [rows, N] fp32. See `ops.w4_linear`."""
     out = empty(x.shape[0], weight.num_padded)
     run = _single_rows if x.shape[0] <= _ALONE else _few_rows if x.shape[0] <= _FEW else _rows
-    call(run, x, *weight.arrays, out)
+    call_parallel(run, x, *weight.arrays, out)
     return out if weight.num_outputs == weight.num_padded else out[:, : weight.num_outputs]
 
 
@@ -65,10 +67,14 @@ def _single_rows_task(x, packed, terms, out, task):
         _coded_row_tile(x[row:], packed[tile, :, first:], terms[tile, :, first:], place)
 
 
-@kernel(*_W4, parallel=True)
-def _single_rows(x, packed, terms, out):
-    for task in prange(out.shape[1] // _ALONE_OUTPUTS):
-        _single_rows_task(x, packed, terms, out, task)
+@kernel(*_W4, int64, parallel=True)
+def _single_rows(x, packed, terms, out, num_threads):
+    num_tasks, counter = out.shape[1] // _ALONE_OUTPUTS, np.zeros(1, np.int64)
+    for _ in prange(num_threads):
+        task = take(counter)
+        while task < num_tasks:
+            _single_rows_task(x, packed, terms, out, task)
+            task = take(counter)
 
 
 @kernel(*_W4, int64)
@@ -80,16 +86,20 @@ def _few_rows_task(x, packed, terms, out, task):
         _coded_tile(x[row:], packed[tile, :, first:], terms[tile, :, first:], place)
 
 
-@kernel(*_W4, parallel=True)
-def _few_rows(x, packed, terms, out):
+@kernel(*_W4, int64, parallel=True)
+def _few_rows(x, packed, terms, out, num_threads):
     num_rows = out.shape[0]
     num_filled = (num_rows + _CODED - 1) // _CODED * _CODED
     filled, sums = x, out
     if num_filled > num_rows:  # with zeros
         filled, sums = aligned_zeros(num_filled, x.shape[1]), aligned_empty(num_filled, out.shape[1])
         filled[:num_rows] = x
-    for task in prange(out.shape[1] // _OUTPUTS):
-        _few_rows_task(filled, packed, terms, sums, task)
+    num_tasks, counter = out.shape[1] // _OUTPUTS, np.zeros(1, np.int64)
+    for _ in prange(num_threads):
+        task = take(counter)
+        while task < num_tasks:
+            _few_rows_task(filled, packed, terms, sums, task)
+            task = take(counter)
     if num_filled > num_rows:
         out[:] = sums[:num_rows]
 
@@ -135,9 +145,13 @@ def _rows_task(x, packed, terms, out, width, task):
         _add_rows(rows[:, k:], dense[: end - k], place)
 
 
-@kernel(*_W4, parallel=True)
-def _rows(x, packed, terms, out):
+@kernel(*_W4, int64, parallel=True)
+def _rows(x, packed, terms, out, num_threads):
     width = TILE_N if x.shape[0] >= _ROWS else _OUTPUTS
     num_chunks = (x.shape[0] + _ROWS - 1) // _ROWS
-    for task in prange(num_chunks * packed.shape[0] * TILE_N // width):
-        _rows_task(x, packed, terms, out, width, task)
+    num_tasks, counter = num_chunks * packed.shape[0] * TILE_N // width, np.zeros(1, np.int64)
+    for _ in prange(num_threads):
+        task = take(counter)
+        while task < num_tasks:
+            _rows_task(x, packed, terms, out, width, task)
+            task = take(counter)

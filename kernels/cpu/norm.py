@@ -5,7 +5,8 @@ import torch
 from numba import float32, int64, prange
 
 from kernels.cpu.compile import F32_1D, F32_2D, kernel
-from kernels.cpu.recording import call, empty
+from kernels.cpu.recording import call, call_parallel, empty
+from kernels.cpu.tasks import take
 
 _ROWS = 16  # of one task: a few rows are not worth waking a second thread
 
@@ -20,8 +21,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `ops.add_rms_norm`."""
     normed = empty(*residual.shape)
-    run = _few_sums if x.shape[0] <= _ROWS else _many_sums
-    call(run, x, residual, weight, eps, normed)
+    arrays = (x, residual, weight, eps, normed)
+    call(_few_sums, *arrays) if x.shape[0] <= _ROWS else call_parallel(_many_sums, *arrays)
     return normed
 
 
@@ -56,7 +57,11 @@ def _task(x, residual, weight, eps, normed, task):
     _few_sums(x[first:end], residual[first:end], weight, eps, normed[first:end])
 
 
-@kernel(F32_2D, F32_2D, F32_1D, float32, F32_2D, parallel=True)
-def _many_sums(x, residual, weight, eps, normed):
-    for task in prange((x.shape[0] + _ROWS - 1) // _ROWS):
-        _task(x, residual, weight, eps, normed, task)
+@kernel(F32_2D, F32_2D, F32_1D, float32, F32_2D, int64, parallel=True)
+def _many_sums(x, residual, weight, eps, normed, num_threads):
+    num_tasks, counter = (x.shape[0] + _ROWS - 1) // _ROWS, np.zeros(1, np.int64)
+    for _ in prange(num_threads):
+        task = take(counter)
+        while task < num_tasks:
+            _task(x, residual, weight, eps, normed, task)
+            task = take(counter)

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,6 +30,11 @@ def call(kernel: Kernel, *arguments: Any) -> None:
     if recording is not None:
         recording.keep(kernel, arguments)
     kernel(*(value.numpy() if isinstance(value, torch.Tensor) else value for value in arguments))
+
+
+def call_parallel(kernel: Kernel, *arguments: Any) -> None:
+    """As `call`, for a kernel whose last argument says how many threads are to share its tasks."""
+    call(kernel, *arguments, numba.get_num_threads())
 
 
 def empty(*shape: int) -> torch.Tensor:

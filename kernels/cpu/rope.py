@@ -1,10 +1,12 @@
 """Rotation of queries and keys in place and the write of keys and values into the paged cache, in one pass."""
 
+import numpy as np
 import torch
 from numba import int64, prange
 
 from kernels.cpu.compile import F32_3D, F32_4D, I64_1D, kernel
-from kernels.cpu.recording import call
+from kernels.cpu.recording import call, call_parallel
+from kernels.cpu.tasks import take
 from kernels.paged_kv import PagedKV
 
 _TOKENS = 8  # of one task: a few are not worth waking a second thread
@@ -20,8 +22,8 @@ def rope_write_kv(
     slot_mapping: torch.Tensor,
 ) -> None:
     """See `ops.rope_write_kv`; a cache whose keys lie by dimension."""
-    run = _few_tokens if heads.shape[0] <= _TOKENS else _many_tokens
-    call(run, heads, num_heads, positions, cos_sin, cache.keys.mT, cache.values, slot_mapping)
+    arrays = (heads, num_heads, positions, cos_sin, cache.keys.mT, cache.values, slot_mapping)
+    call(_few_tokens, *arrays) if heads.shape[0] <= _TOKENS else call_parallel(_many_tokens, *arrays)
 
 
 @kernel(*_ARGUMENTS)
@@ -52,7 +54,11 @@ def _task(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, 
     _few_tokens(heads[first:end], num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping)
 
 
-@kernel(*_ARGUMENTS, parallel=True)
-def _many_tokens(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping):
-    for task in prange((heads.shape[0] + _TOKENS - 1) // _TOKENS):
-        _task(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, task)
+@kernel(*_ARGUMENTS, int64, parallel=True)
+def _many_tokens(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, num_threads):
+    num_tasks, counter = (heads.shape[0] + _TOKENS - 1) // _TOKENS, np.zeros(1, np.int64)
+    for _ in prange(num_threads):
+        task = take(counter)
+        while task < num_tasks:
+            _task(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, task)
+            task = take(counter)

@@ -1,10 +1,12 @@
 """The CPU kernels against the reference, at odd sizes, into poisoned outputs."""
 
+import numba
 import pytest
 import torch
 
 from kernels import ops, reference
 from kernels.cpu import attention, gemm
+from kernels.cpu.compile import set_threads
 from kernels.cpu.exp import exp_minus
 from kernels.paged_kv import PagedKV, by_dimension, empty_paged_kv
 from kernels.w4 import W4Weight, pack_w4
@@ -302,3 +304,23 @@ def test_a_token_is_rotated_and_stored_alike_alone_and_among_many() -> None:
         ops.rope_write_kv(alone[t : t + 1], heads, positions[t : t + 1], cos_sin, caches[1], slots[t : t + 1])
     assert torch.equal(many, alone)
     assert torch.equal(caches[0].keys, caches[1].keys) and torch.equal(caches[0].values, caches[1].values)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 40, 200])
+def test_results_have_the_same_bits_however_many_threads_share_the_tasks(rows: int) -> None:
+    packed, _ = _weight(576, 200, 32)
+    x, dense, gate_up = torch.randn(rows, 576), torch.randn(700, 576), torch.randn(rows, 128)
+
+    def compute() -> list[torch.Tensor]:
+        return [ops.w4_linear(x, packed), ops.linear(x, dense), ops.silu_mul(gate_up)]
+
+    results = []
+    before = numba.get_num_threads()
+    try:
+        for num_threads in (1, min(2, before)):
+            set_threads(num_threads)
+            results.append(compute())
+    finally:
+        set_threads(before)
+    for alone, shared in zip(*results, strict=True):
+        assert torch.equal(alone, shared)
