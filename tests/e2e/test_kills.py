@@ -127,6 +127,7 @@ async def test_swaps_lose_no_stream_and_two_engines_are_never_there(server: Lone
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 async def test_many_swaps_lose_no_stream(server: LoneServer) -> None:
     seconds = sorted(await swaps_under_streams(server, 30))
     print(f"\nswap under 8 streams: median {seconds[15]:.2f} s, longest {seconds[-1]:.2f} s")
