@@ -41,6 +41,7 @@ expect = playwright_api.expect
 _CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 _ARTIFACTS = Path(__file__).parents[1] / "artifacts"
+_AXE = Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js"
 _PATIENCE_MS = 60_000
 _BATCH = Standing(request_class=RequestClass.BATCH)
 TINY, HERE = "Org/Tiny-GPTQ", "qwen3-8b-awq"
@@ -191,7 +192,7 @@ class Tab:
         self.page.screenshot(path=_ARTIFACTS / f"{name}.png")
 
     def row(self, model: str) -> Any:
-        return self.room.locator("li.fs-row").filter(has=self.page.get_by_text(model, exact=True))
+        return self.room.locator("li.fr-row").filter(has=self.page.get_by_text(model, exact=True))
 
 
 @pytest.fixture
@@ -361,7 +362,30 @@ def test_theme_and_language_are_kept_by_the_browser(tab: Callable[..., Tab]) -> 
 @pytest.mark.parametrize("room", ["models", "monitor", "settings"])
 def test_a_room_fits_a_narrow_screen(tab: Callable[..., Tab], room: str) -> None:
     narrow = tab(room, viewport={"width": 360, "height": 740}, color_scheme="dark")
-    narrow.room.locator(".fs-row, .fs-map, .fs-log, .fs-stack").first.wait_for()
+    narrow.room.locator(".fr-row, .fr-map, .fr-log, .fr-stack").first.wait_for()
     narrow.shoot(f"{room}-dark-360")
     widths = "[document.scrollingElement.scrollWidth, document.querySelector('#fs-frame').scrollWidth]"
     assert max(narrow.page.evaluate(widths)) <= 360
+
+
+def serious_findings(page: Any) -> list[str]:
+    """Of axe-core, which reads the page as a screen reader would."""
+    page.add_script_tag(path=_AXE)
+    found = page.evaluate("async () => (await axe.run()).violations")
+    return [
+        f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:200]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_screen_readers_and_weak_eyes_find_their_way(tab: Callable[..., Tab], scheme: str) -> None:
+    one = tab("models", color_scheme=scheme)
+    one.row(HERE).get_by_text("Forecast, defaults and files").click()
+    expect(one.row(HERE)).to_contain_text("Largest context")
+    for room in ("models", "monitor", "settings"):
+        one.page.goto(f"{one.page.url.partition('#')[0]}#/{room}")
+        one.page.locator(f"#fs-room-{room} :is(.fr-row, .fr-log)").first.wait_for()
+        assert serious_findings(one.page) == [], room

@@ -5,9 +5,9 @@ import { Alert, badge, button, copyButton, field } from "./parts.js";
 /** onChange(hasKeys) is called with each reading. Returns {element, read}. */
 export function keysCard(onChange) {
   const alert = new Alert();
-  const list = el("ul", { class: "fs-rows" });
+  const list = el("ul", { class: "fr-rows" });
   const made = el("div", { role: "status" });
-  const hint = el("p", { class: "fs-quiet" });
+  const hint = el("p", { class: "fr-quiet" });
   const form = newKeyForm(alert, async (name, isAdmin) => {
     const { key } = await ask("ui/keys", { body: { name, is_admin: isAdmin } });
     made.replaceChildren(shownOnce(name, key));
@@ -34,18 +34,18 @@ function row({ name, is_admin: isAdmin, is_in_file: isInFile }, alert, read) {
     await ask(`ui/keys?name=${encodeURIComponent(name)}`, { method: "DELETE" });
     await read();
   }, { alert, kind: "danger", label: `${t("keys.delete")}: ${name}` });
-  return el("li", { class: "fs-row" }, el("div", { class: "fs-row-head" },
-    el("div", { class: "fs-row-name" }, el("strong", { text: name }), badge(t(isAdmin ? "keys.admin" : "keys.user"), isAdmin ? "info" : "")),
+  return el("li", { class: "fr-row" }, el("div", { class: "fr-row-head" },
+    el("div", { class: "fr-row-name" }, el("strong", { text: name }), badge(t(isAdmin ? "keys.admin" : "keys.user"), isAdmin ? "info" : "")),
     isInFile ? remove : el("small", { text: t("keys.elsewhere") })));
 }
 
 function newKeyForm(alert, make) {
   const name = el("input", { type: "text", required: true, maxlength: 64, pattern: "[A-Za-z0-9_.\\-]+", autocomplete: "off" });
   const isAdmin = el("input", { type: "checkbox" });
-  const element = el("form", { class: "fs-form" },
+  const element = el("form", { class: "fr-form" },
     field(t("keys.name"), name, t("keys.name_hint")),
-    el("label", { class: "fs-check" }, isAdmin, t("keys.is_admin")),
-    el("button", { type: "submit", class: "fs-button", text: t("keys.make") }));
+    el("label", { class: "fr-check" }, isAdmin, t("keys.is_admin")),
+    el("button", { type: "submit", class: "fr-button", text: t("keys.make") }));
   element.addEventListener("submit", async (event) => {
     event.preventDefault();
     alert.clear();
@@ -68,7 +68,7 @@ function newKeyForm(alert, make) {
 
 function shownOnce(name, key) {
   const words = { copy: t("connect.copy"), copied: t("connect.copied"), failed: t("connect.failed") };
-  return el("div", { class: "fs-said", data: { kind: "good" } },
+  return el("div", { class: "fr-said", data: { kind: "good" } },
     el("p", { text: t("keys.once", { name }) }),
-    el("div", { class: "fs-snippet" }, el("pre", { class: "fs-log", tabindex: "0", "aria-label": t("keys.words") }, el("code", { text: key })), copyButton(() => key, words)));
+    el("div", { class: "fr-snippet" }, el("pre", { class: "fr-log", role: "group", tabindex: "0", "aria-label": t("keys.words") }, el("code", { text: key })), copyButton(() => key, words)));
 }

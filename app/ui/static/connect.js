@@ -68,7 +68,7 @@ API Key: ${key}`],
 export function connectCard() {
   const facts = { base: location.origin, model: "default", key: "none", context: 8192 };
   const which = select(Object.keys(PROGRAMS).map((name) => [name, name]), "OpenAI (Python)");
-  const where = el("p", { class: "fs-quiet" });
+  const where = el("p", { class: "fr-quiet" });
   const text = el("code");
   const draw = () => {
     const [place, write] = PROGRAMS[which.value];
@@ -82,8 +82,8 @@ export function connectCard() {
   return {
     element: el("div", {},
       el("p", {}, `${t("connect.address")} `, el("code", { text: `${location.origin}/v1` })),
-      el("div", { class: "fs-form" }, field(t("connect.program"), which), where,
-        el("div", { class: "fs-snippet" }, el("pre", { class: "fs-log", tabindex: "0", "aria-label": t("connect.snippet") }, text),
+      el("div", { class: "fr-form" }, field(t("connect.program"), which), where,
+        el("div", { class: "fr-snippet" }, el("pre", { class: "fr-log", role: "group", tabindex: "0", "aria-label": t("connect.snippet") }, text),
           copyButton(() => text.textContent, words)))),
     setAsksKey(asksKey) {
       facts.key = asksKey ? t("connect.your_key") : "none";

@@ -19,8 +19,8 @@ export async function mount(root) {
 function offer(model) {
   const alert = new Alert();
   const state = el("div");
-  const card = el("section", { class: "fs-card fs-offer", "aria-label": t("first.title") });
-  const actions = el("div", { class: "fs-actions" },
+  const card = el("section", { class: "fr-card fr-offer", "aria-label": t("first.title") });
+  const actions = el("div", { class: "fr-actions" },
     button(t("first.get"), async () => {
       await ask("ui/models/get", { body: { model: model.id } });
       actions.hidden = true;
@@ -31,7 +31,7 @@ function offer(model) {
   card.append(
     el("h3", { text: t("first.title") }),
     el("p", {}, el("strong", { text: `${model.id} ` }), ...facts(model)),
-    el("p", { class: "fs-quiet", text: t("first.words", { repo: model.origin }) }),
+    el("p", { class: "fr-quiet", text: t("first.words", { repo: model.origin }) }),
     actions, state, alert.element);
   if (UNDER_WAY.includes(model.state)) {
     actions.hidden = true;
@@ -78,5 +78,5 @@ async function look(model, state) {
 }
 
 function draw(state, share, words) {
-  state.replaceChildren(progress(share, words), el("p", { class: "fs-quiet", role: "status", text: words }));
+  state.replaceChildren(progress(share, words), el("p", { class: "fr-quiet", role: "status", text: words }));
 }

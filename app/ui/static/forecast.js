@@ -12,12 +12,12 @@ export function fitBadge(word, why = "") {
 
 /** Fills `root` with the forecast of a model, read from headers: from the disk, or over the hub. */
 export async function drawForecast(root, model) {
-  root.replaceChildren(el("p", { class: "fs-quiet", role: "status", text: t("fit.reading") }));
+  root.replaceChildren(el("p", { class: "fr-quiet", role: "status", text: t("fit.reading") }));
   try {
     const report = await ask(`ui/models/fit?model=${encodeURIComponent(model)}`);
     root.replaceChildren(facts(report), ...report.fits.map((fit) => onMachine(fit)));
   } catch (error) {
-    root.replaceChildren(el("p", { class: "fs-said", role: "status", data: { kind: "error" }, text: error.message }));
+    root.replaceChildren(el("p", { class: "fr-said", role: "status", data: { kind: "error" }, text: error.message }));
   }
 }
 
@@ -32,7 +32,7 @@ function facts(report) {
     const values = { n: report.window_layers, all: report.num_layers, window: number(report.window) };
     told.push(t("fit.windows", values));
   }
-  return el("p", { class: "fs-quiet", text: told.join(" · ") });
+  return el("p", { class: "fr-quiet", text: told.join(" · ") });
 }
 
 function onMachine(fit) {
@@ -40,7 +40,7 @@ function onMachine(fit) {
   const known = fit.max_context
     ? t("fit.room", { context: number(fit.max_context), chats: number(fit.chats), dtype: fit.kv_dtype })
     : "";
-  return el("section", { class: "fs-forecast" },
+  return el("section", { class: "fr-forecast" },
     title,
     stackedBar(parts(fit), `${fit.machine}: ${t(`fit.${fit.verdict.replace(" ", "_")}`)}`),
     known ? el("p", { text: known }) : null,
@@ -64,5 +64,5 @@ function parts(fit) {
 }
 
 function lines(texts) {
-  return texts.length ? el("ul", { class: "fs-notes" }, ...texts.map((text) => el("li", { text }))) : null;
+  return texts.length ? el("ul", { class: "fr-notes" }, ...texts.map((text) => el("li", { text }))) : null;
 }

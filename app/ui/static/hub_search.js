@@ -8,17 +8,17 @@ const FORMATS = ["", "awq", "gptq", "compressed-tensors"];
 
 export function hubSearch(deeds) {
   const alert = new Alert();
-  const hits = el("ul", { class: "fs-rows" });
+  const hits = el("ul", { class: "fr-rows" });
   const words = el("input", { type: "search", placeholder: "qwen3 awq", autocomplete: "off" });
   const format = select(FORMATS.map((each) => [each, each || t("hub.any")]), "");
   const mostGb = el("input", { type: "number", min: 0.1, step: "any", placeholder: t("hub.any") });
   const licence = el("input", { type: "text", placeholder: "apache-2.0", autocomplete: "off" });
-  const form = el("form", { class: "fs-form", role: "search" },
-    el("p", { class: "fs-quiet", text: t("hub.hint") }),
-    el("div", { class: "fs-fields" },
+  const form = el("form", { class: "fr-form", role: "search" },
+    el("p", { class: "fr-quiet", text: t("hub.hint") }),
+    el("div", { class: "fr-fields" },
       field(t("hub.words"), words), field(t("hub.format"), format),
       field(t("hub.max_gb"), mostGb), field(t("hub.licence"), licence)),
-    el("button", { type: "submit", class: "fs-button primary", text: t("hub.search") }),
+    el("button", { type: "submit", class: "fr-button primary", text: t("hub.search") }),
     alert.element,
   );
   form.addEventListener("submit", async (event) => {
@@ -53,10 +53,10 @@ function hitRow(hit, deeds) {
       button(t("models.download"), () => deeds.download(hit.repo), { alert, label: `${t("models.download")}: ${hit.repo}` }),
       button(t("hub.add"), () => added(hit, deeds, alert), { alert, label: `${t("hub.add")}: ${hit.repo}` }),
     ];
-  return el("li", { class: "fs-row" },
-    el("div", { class: "fs-row-head" },
-      el("div", { class: "fs-row-name" }, el("strong", { text: hit.repo }), el("span", { class: "fs-badges" }, ...badges(hit))),
-      el("div", { class: "fs-actions" }, ...actions)),
+  return el("li", { class: "fr-row" },
+    el("div", { class: "fr-row-head" },
+      el("div", { class: "fr-row-name" }, el("strong", { text: hit.repo }), el("span", { class: "fr-badges" }, ...badges(hit))),
+      el("div", { class: "fr-actions" }, ...actions)),
     alert.element,
     details,
   );

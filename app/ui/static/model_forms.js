@@ -9,10 +9,10 @@ export function addModelForm(deeds) {
   const alert = new Alert();
   const model = el("input", { type: "text", required: true, autocomplete: "off", spellcheck: false, placeholder: "owner/name, /models/my-model" });
   const id = el("input", { type: "text", autocomplete: "off", spellcheck: false });
-  const form = el("form", { class: "fs-form" },
+  const form = el("form", { class: "fr-form" },
     field(t("add.model"), model, t("add.hint")),
     field(t("add.id"), id, t("add.id_hint")),
-    el("button", { type: "submit", class: "fs-button primary", text: t("add.add") }),
+    el("button", { type: "submit", class: "fr-button primary", text: t("add.add") }),
     alert.element,
   );
   form.addEventListener("submit", (event) => {
@@ -39,9 +39,9 @@ export function tokenForm() {
     alert.say(words, "good");
   };
   return el("details", {}, el("summary", { text: t("token.title") }),
-    el("div", { class: "fs-form" },
+    el("div", { class: "fr-form" },
       field(t("token.label"), token, t("token.hint")),
-      el("div", { class: "fs-actions" },
+      el("div", { class: "fr-actions" },
         button(t("token.keep"), () => keep(token.value.trim(), t("token.kept")), { alert, kind: "primary" }),
         button(t("token.forget"), () => keep(null, t("token.forgotten")), { alert })),
       alert.element,
@@ -58,11 +58,11 @@ export function defaultsForm(model, deeds, isAdmin, alert) {
     max_model_len: numberInput(model, "max_model_len", { min: 1, step: 1 }),
     kv_cache_dtype: select(KV_DTYPES.map((each) => [each, each || t("defaults.unset")]), model.defaults.kv_cache_dtype ?? ""),
   };
-  const form = el("form", { class: "fs-form" },
+  const form = el("form", { class: "fr-form" },
     el("h4", { text: t("defaults.title") }),
-    el("p", { class: "fs-quiet", text: t("defaults.hint") }),
-    el("div", { class: "fs-fields" }, ...Object.entries(inputs).map(([name, input]) => field(t(`defaults.${name}`), input))),
-    el("button", { type: "submit", class: "fs-button", text: t("defaults.keep"), disabled: !isAdmin }),
+    el("p", { class: "fr-quiet", text: t("defaults.hint") }),
+    el("div", { class: "fr-fields" }, ...Object.entries(inputs).map(([name, input]) => field(t(`defaults.${name}`), input))),
+    el("button", { type: "submit", class: "fr-button", text: t("defaults.keep"), disabled: !isAdmin }),
   );
   form.addEventListener("submit", (event) => {
     event.preventDefault();

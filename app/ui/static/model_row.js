@@ -19,15 +19,15 @@ export class ModelRow {
     this.judged = {}; // by its headers
     this.alert = new Alert();
     this.name = el("strong");
-    this.badges = el("span", { class: "fs-badges" });
-    this.state = el("div", { class: "fs-state" });
-    this.actions = el("div", { class: "fs-actions" });
+    this.badges = el("span", { class: "fr-badges" });
+    this.state = el("div", { class: "fr-state" });
+    this.actions = el("div", { class: "fr-actions" });
     this.forecast = el("div");
     this.defaults = el("div");
     this.files = el("div");
     this.details = this.#details();
-    this.element = el("li", { class: "fs-row" },
-      el("div", { class: "fs-row-head" }, el("div", { class: "fs-row-name" }, this.name, this.badges), this.actions),
+    this.element = el("li", { class: "fr-row" },
+      el("div", { class: "fr-row-head" }, el("div", { class: "fr-row-name" }, this.name, this.badges), this.actions),
       this.state,
       this.alert.element,
       this.details,
@@ -115,7 +115,7 @@ export class ModelRow {
     this.element.dataset.stage = stage;
     if (stage === "loaded") this.state.replaceChildren(this.#line(this.isInHand ? "models.in_hand" : "models.loaded"));
     else if (stage === "loading") this.state.replaceChildren(...this.#loading());
-    else if (this.status?.state === "failed") this.state.replaceChildren(el("p", { class: "fs-said", data: { kind: "error" }, text: this.status.error }));
+    else if (this.status?.state === "failed") this.state.replaceChildren(el("p", { class: "fr-said", data: { kind: "error" }, text: this.status.error }));
     else if (UNDER_WAY.includes(stage) || stage === "paused" || stage === "failed") this.state.replaceChildren(...this.#coming(stage));
     else this.state.replaceChildren(...stage ? [this.#line(`models.state.${stage}`)] : []);
     this.#drawFiles();
@@ -123,7 +123,7 @@ export class ModelRow {
 
   #line(key) {
     const values = { tokens: number(this.status?.max_model_len ?? 0) };
-    return el("p", { class: "fs-quiet", text: t(key, values) });
+    return el("p", { class: "fr-quiet", text: t(key, values) });
   }
 
   #loading() {
@@ -132,7 +132,7 @@ export class ModelRow {
     const share = fraction === null ? "" : percent(fraction);
     return [
       progress(fraction, t("models.loading", { model: this.model.id })),
-      el("p", { class: "fs-quiet", text: [stage, share, left].filter(Boolean).join(" · ") }),
+      el("p", { class: "fr-quiet", text: [stage, share, left].filter(Boolean).join(" · ") }),
     ];
   }
 
@@ -146,14 +146,14 @@ export class ModelRow {
     ];
     return [
       progress(size_bytes ? done_bytes / size_bytes : stage === "queued" ? null : 0, t("models.downloading", { model: this.model.id })),
-      el("p", { class: "fs-quiet", text: told.filter(Boolean).join(" · ") }),
-      error ? el("p", { class: "fs-said", data: { kind: "error" }, text: [error.message, error.hint].filter(Boolean).join(" ") }) : null,
+      el("p", { class: "fr-quiet", text: told.filter(Boolean).join(" · ") }),
+      error ? el("p", { class: "fr-said", data: { kind: "error" }, text: [error.message, error.hint].filter(Boolean).join(" ") }) : null,
     ].filter(Boolean);
   }
 
   #drawFiles() {
     const files = this.details.open ? this.download?.files ?? [] : [];
-    this.files.replaceChildren(...files.length ? [el("table", { class: "fs-table" }, el("tbody", {}, ...files.map((file) => (
+    this.files.replaceChildren(...files.length ? [el("table", { class: "fr-table" }, el("tbody", {}, ...files.map((file) => (
       el("tr", {},
         el("th", { scope: "row", text: file.name }),
         el("td", { text: t("models.of", { done: bytes(file.done_bytes), all: bytes(file.size_bytes) }) }),
@@ -203,27 +203,27 @@ export class ModelRow {
 
   #drawForecast() {
     if (this.isAdmin) drawForecast(this.forecast, this.model.id);
-    else this.forecast.replaceChildren(el("p", { class: "fs-quiet", text: t("models.admin_forecast") }));
+    else this.forecast.replaceChildren(el("p", { class: "fr-quiet", text: t("models.admin_forecast") }));
   }
 
   #upkeep() {
     const told = el("div");
     const verify = button(t("models.verify"), async () => {
-      told.replaceChildren(el("p", { class: "fs-quiet", text: t("models.verifying") }));
+      told.replaceChildren(el("p", { class: "fr-quiet", text: t("models.verifying") }));
       const { files } = await this.deeds.verify(this.model.id);
-      told.replaceChildren(el("ul", { class: "fs-notes" }, ...Object.entries(files).map(([name, verdict]) => (
+      told.replaceChildren(el("ul", { class: "fr-notes" }, ...Object.entries(files).map(([name, verdict]) => (
         el("li", { data: { verdict }, text: `${name}: ${t(`files.${verdict}`)}` })
       ))));
     }, { alert: this.alert });
     const again = button(t("models.forecast_again"), async () => this.#drawForecast(), { alert: this.alert });
-    return el("div", {}, el("div", { class: "fs-actions" }, again, verify, ...this.#deletion()), told);
+    return el("div", {}, el("div", { class: "fr-actions" }, again, verify, ...this.#deletion()), told);
   }
 
   /** Asks once more in place, so that nothing is deleted by one slip. */
   #deletion() {
     const sure = button(t("models.delete_sure"), () => this.deeds.remove(this.model.id), { alert: this.alert, kind: "danger" });
-    const keep = el("button", { type: "button", class: "fs-button", text: t("models.keep") });
-    const first = el("button", { type: "button", class: "fs-button danger", text: t("models.delete") });
+    const keep = el("button", { type: "button", class: "fr-button", text: t("models.keep") });
+    const first = el("button", { type: "button", class: "fr-button danger", text: t("models.delete") });
     const show = (isSure) => {
       [sure.hidden, keep.hidden, first.hidden] = [!isSure, !isSure, isSure];
       (isSure ? keep : first).focus();

@@ -19,9 +19,10 @@ const room = {
 };
 
 export function start(root) {
+  root.classList.add("fr-room");
   room.alert = new Alert();
-  room.list = el("ul", { class: "fs-rows", "aria-label": t("models.list") });
-  room.empty = el("p", { class: "fs-quiet", text: t("models.none"), hidden: true });
+  room.list = el("ul", { class: "fr-rows", "aria-label": t("models.list") });
+  room.empty = el("p", { class: "fr-quiet", text: t("models.none"), hidden: true });
   room.disk = el("div");
   root.append(
     el("h2", { text: t("frame.models") }),
@@ -48,7 +49,7 @@ export function closed() {
 
 function section(key, ...children) {
   const id = freshId("section");
-  return el("section", { class: "fs-card", "aria-labelledby": id }, el("h3", { id, text: t(key) }), ...children);
+  return el("section", { class: "fr-card", "aria-labelledby": id }, el("h3", { id, text: t(key) }), ...children);
 }
 
 function toolbar() {
@@ -60,7 +61,7 @@ function toolbar() {
   );
   for (const input of [room.filter, room.shown]) input.addEventListener("input", applyFilter);
   const check = button(t("models.check"), checkWhichFit, { alert: room.alert });
-  return el("div", { class: "fs-toolbar" }, room.filter, room.shown, check);
+  return el("div", { class: "fr-toolbar" }, room.filter, room.shown, check);
 }
 
 /** The catalogue does not tell the size of each: its headers do, which are asked of the hub one by one. */
@@ -192,8 +193,8 @@ function drawDisk(disk) {
   const largest = [...disk.models, ...disk.other].sort((a, b) => b[1] - a[1]);
   room.disk.replaceChildren(
     stackedBar(parts, t("models.disk")),
-    el("p", { class: "fs-quiet", text: t("disk.home", { home: disk.home }) }),
-    el("table", { class: "fs-table" }, el("tbody", {}, ...largest.map(([name, size]) => (
+    el("p", { class: "fr-quiet", text: t("disk.home", { home: disk.home }) }),
+    el("table", { class: "fr-table" }, el("tbody", {}, ...largest.map(([name, size]) => (
       el("tr", {}, el("th", { scope: "row", text: name }), el("td", { text: bytes(size) }))
     )))),
   );

@@ -14,7 +14,8 @@ const room = {
 };
 
 export function start(root) {
-  root.append(el("h2", { text: t("frame.monitor") }), el("div", { class: "fs-grid" },
+  root.classList.add("fr-room");
+  root.append(el("h2", { text: t("frame.monitor") }), el("div", { class: "fr-grid" },
     card("device"), card("speed"), card("pool"), card("requests"), card("ttft"), card("inter_token"), giveBackCard(),
   ), wide("faults"), wide("log"));
 }
@@ -33,8 +34,8 @@ export function closed() {
 
 function card(name) {
   const id = freshId("card");
-  room.cards[name] = el("div", {}, el("p", { class: "fs-quiet", text: t("monitor.waiting") }));
-  return el("section", { class: "fs-card", "aria-labelledby": id }, el("h3", { id, text: t(`monitor.${name}`) }), room.cards[name]);
+  room.cards[name] = el("div", {}, el("p", { class: "fr-quiet", text: t("monitor.waiting") }));
+  return el("section", { class: "fr-card", "aria-labelledby": id }, el("h3", { id, text: t(`monitor.${name}`) }), room.cards[name]);
 }
 
 function wide(name) {
@@ -85,49 +86,49 @@ function drawDevice({ machine, in_hand: inHand }) {
   fill("device",
     el("p", { text: `${memory.name}: ${t("models.of", { done: bytes(used), all: bytes(memory.total) })}` }),
     stackedBar(parts, t("monitor.device")),
-    el("p", { class: "fs-big", text: told.filter(Boolean).join(" · ") }),
+    el("p", { class: "fr-big", text: told.filter(Boolean).join(" · ") }),
     line(t("monitor.busy_plot"), room.busy, KEPT, 1),
-    memory.held.length ? el("ul", { class: "fs-notes" }, ...memory.held.map(([who, size]) => el("li", { text: `${who}: ${bytes(size)}` }))) : null,
+    memory.held.length ? el("ul", { class: "fr-notes" }, ...memory.held.map(([who, size]) => el("li", { text: `${who}: ${bytes(size)}` }))) : null,
   );
 }
 
 function drawSpeed({ engine, time }) {
-  if (!engine) return fill("speed", el("p", { class: "fs-quiet", text: t("monitor.no_model") }));
+  if (!engine) return fill("speed", el("p", { class: "fr-quiet", text: t("monitor.no_model") }));
   const { before } = room;
   const isSame = before?.engine && engine.generation_tokens >= before.engine.generation_tokens && time > before.time;
   const rate = isSame ? (engine.generation_tokens - before.engine.generation_tokens) / (time - before.time) : 0;
   push(room.speed, rate);
   const hits = engine.prefix_cache_queries ? engine.prefix_cache_hits / engine.prefix_cache_queries : 0;
   fill("speed",
-    el("p", { class: "fs-big", text: t("monitor.rate", { n: number(rate, 1) }) }),
+    el("p", { class: "fr-big", text: t("monitor.rate", { n: number(rate, 1) }) }),
     line(t("monitor.speed"), room.speed, KEPT),
-    el("p", { class: "fs-quiet", text: t("monitor.tokens", { prompt: number(engine.prompt_tokens), answer: number(engine.generation_tokens) }) }),
+    el("p", { class: "fr-quiet", text: t("monitor.tokens", { prompt: number(engine.prompt_tokens), answer: number(engine.generation_tokens) }) }),
     el("p", { text: t("monitor.hits", { share: percent(hits) }) }),
   );
 }
 
 /** Cells of the pool, each for as many blocks: held by requests, kept for prompts to come, free. */
 function drawPool({ engine, in_hand: inHand }) {
-  if (!engine || !engine.num_blocks_total) return fill("pool", el("p", { class: "fs-quiet", text: t("monitor.no_model") }));
+  if (!engine || !engine.num_blocks_total) return fill("pool", el("p", { class: "fr-quiet", text: t("monitor.no_model") }));
   const { num_blocks_total: all, num_blocks_used: used, num_blocks_cached: cached } = engine;
   const cells = Math.min(CELLS, all);
   const usedCells = Math.ceil((cells * used) / all), cachedCells = Math.ceil((cells * cached) / all);
-  const map = el("div", { class: "fs-map", role: "img", "aria-label": t("monitor.pool_label", { used, cached, all }) });
+  const map = el("div", { class: "fr-map", role: "img", "aria-label": t("monitor.pool_label", { used, cached, all }) });
   for (let at = 0; at < cells; at += 1) {
     map.append(el("span", { data: { part: at < usedCells ? "kv" : at < usedCells + cachedCells ? "cached" : "free" } }));
   }
   const tokens = (blocks) => number(blocks * (inHand?.block_size ?? 16));
   fill("pool", map,
-    el("ul", { class: "fs-legend" },
+    el("ul", { class: "fr-legend" },
       legend("kv", t("monitor.pool_used", { tokens: tokens(used) })),
       legend("cached", t("monitor.pool_cached", { tokens: tokens(cached) })),
       legend("free", t("monitor.pool_free", { tokens: tokens(all - used - cached) }))),
-    engine.num_preemptions ? el("p", { class: "fs-quiet", text: t("monitor.preempted", { n: number(engine.num_preemptions) }) }) : null,
+    engine.num_preemptions ? el("p", { class: "fr-quiet", text: t("monitor.preempted", { n: number(engine.num_preemptions) }) }) : null,
   );
 }
 
 function legend(part, text) {
-  return el("li", {}, el("span", { class: "fs-dotted", data: { part } }), text);
+  return el("li", {}, el("span", { class: "fr-dotted", data: { part } }), text);
 }
 
 function drawRequests({ engine, requests }) {
@@ -141,7 +142,7 @@ function drawRequests({ engine, requests }) {
     el("td", { text: milliseconds(request.seconds) })));
   fill("requests",
     el("p", { text: counts }),
-    rows.length ? el("div", { class: "fs-scroll", tabindex: "0" }, el("table", { class: "fs-table" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))) : null,
+    rows.length ? el("div", { class: "fr-scroll", tabindex: "0" }, el("table", { class: "fr-table" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))) : null,
   );
 }
 
@@ -151,7 +152,7 @@ function promptWords({ prompt_tokens: all, cached_tokens: cached }) {
 
 function drawLatency(name, counts) {
   const all = counts.reduce((sum, [, count]) => sum + count, 0);
-  if (!all) return fill(name, el("p", { class: "fs-quiet", text: t("monitor.no_answers") }));
+  if (!all) return fill(name, el("p", { class: "fr-quiet", text: t("monitor.no_answers") }));
   const told = (share) => {
     const bound = quantile(counts, share);
     return bound === Infinity ? "∞" : milliseconds(bound);
@@ -169,7 +170,7 @@ function giveBackCard() {
   const made = card("give_back");
   room.slider = el("input", { type: "range", min: 0, max: 0, step: 0.1, value: "0" });
   room.given = el("output");
-  room.why = el("p", { class: "fs-quiet" });
+  room.why = el("p", { class: "fr-quiet" });
   room.give = button(t("monitor.give"), async () => {
     const report = await ask("ui/memory", { body: { give_back_gb: Number(room.slider.value) } });
     alert.say(t("monitor.given", { size: bytes(report.kv_bytes), tokens: number(report.kv_tokens) }), "good");
@@ -178,7 +179,7 @@ function giveBackCard() {
     room.isTouched = true;
     setText(room.given, `${number(room.slider.value, 1)} GB`);
   });
-  fill("give_back", room.why, field(t("monitor.give_label"), room.slider), room.given, el("div", { class: "fs-actions" }, room.give), alert.element);
+  fill("give_back", room.why, field(t("monitor.give_label"), room.slider), room.given, el("div", { class: "fr-actions" }, room.give), alert.element);
   return made;
 }
 
@@ -203,15 +204,15 @@ async function readLately() {
     drawFaults(faults);
     await drawLog(lines);
   } catch (error) {
-    for (const name of ["faults", "log"]) fill(name, el("p", { class: "fs-quiet", text: error.message }));
+    for (const name of ["faults", "log"]) fill(name, el("p", { class: "fr-quiet", text: error.message }));
     if (error.status === 403) return;
   }
   if (room.unwatch) room.timer = setTimeout(readLately, LATELY_EVERY_MS);
 }
 
 function drawFaults(faults) {
-  if (!faults.length) return fill("faults", el("p", { class: "fs-quiet", text: t("monitor.no_faults") }));
-  fill("faults", el("table", { class: "fs-table" }, el("tbody", {}, ...faults.reverse().map(({ time, what, text }) => (
+  if (!faults.length) return fill("faults", el("p", { class: "fr-quiet", text: t("monitor.no_faults") }));
+  fill("faults", el("table", { class: "fr-table" }, el("tbody", {}, ...faults.reverse().map(({ time, what, text }) => (
     el("tr", {}, el("td", { text: clock(time) }), el("td", { text: what }), el("td", { text }))
   )))));
 }
@@ -219,7 +220,7 @@ function drawFaults(faults) {
 /** The app's lines, and below them those of the engine of the model in hand. */
 async function drawLog(lines) {
   const engine = await ask("ui/logs?lines=100").catch(() => ({ model: "", lines: [] }));
-  const pre = room.cards.log.querySelector("pre") ?? el("pre", { class: "fs-log", tabindex: "0", "aria-label": t("monitor.log") });
+  const pre = room.cards.log.querySelector("pre") ?? el("pre", { class: "fr-log", role: "group", tabindex: "0", "aria-label": t("monitor.log") });
   const isAtEnd = pre.scrollHeight - pre.scrollTop - pre.clientHeight < 40;
   const heading = engine.lines.length ? ["", `— ${t("monitor.engine_log", { model: engine.model })} —`] : [];
   setText(pre, [...lines, ...heading, ...engine.lines].join("\n"));

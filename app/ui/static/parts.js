@@ -11,7 +11,7 @@ export function freshId(stem) {
 
 /** A button that can be pressed once at a time; what its work refuses is told in `alert`. */
 export function button(text, work, { alert = null, kind = "", label = null, disabled = false } = {}) {
-  const made = el("button", { type: "button", class: `fs-button ${kind}`, text, "aria-label": label, disabled });
+  const made = el("button", { type: "button", class: `fr-button ${kind}`, text, "aria-label": label, disabled });
   made.addEventListener("click", async () => {
     made.disabled = true;
     alert?.clear();
@@ -30,7 +30,7 @@ export function button(text, work, { alert = null, kind = "", label = null, disa
 /** A line that screen readers read out when it changes. `element` goes into the page. */
 export class Alert {
   constructor() {
-    this.element = el("p", { class: "fs-said", role: "status" });
+    this.element = el("p", { class: "fr-said", role: "status" });
     this.clear();
   }
 
@@ -47,7 +47,7 @@ export class Alert {
 }
 
 export function badge(text, kind = "", title = null) {
-  return el("span", { class: "fs-badge", data: { kind }, text, title });
+  return el("span", { class: "fr-badge", data: { kind }, text, title });
 }
 
 /** A field with its label. `input` is an element of a form. */
@@ -55,7 +55,7 @@ export function field(label, input, hint = null) {
   input.id ||= freshId("field");
   const told = hint === null ? null : el("small", { id: `${input.id}-hint`, text: hint });
   if (told) input.setAttribute("aria-describedby", told.id);
-  return el("div", { class: "fs-field" }, el("label", { for: input.id, text: label }), input, told);
+  return el("div", { class: "fr-field" }, el("label", { for: input.id, text: label }), input, told);
 }
 
 /** options: pairs of value and text. */
@@ -66,7 +66,7 @@ export function select(options, chosen, attributes = {}) {
 }
 
 export function progress(share, label) {
-  const made = el("progress", { class: "fs-bar", max: 1, "aria-label": label });
+  const made = el("progress", { class: "fr-bar", max: 1, "aria-label": label });
   if (share !== null) made.value = share;
   return made;
 }
@@ -75,20 +75,20 @@ export function progress(share, label) {
 export function stackedBar(parts, label) {
   const whole = parts.reduce((sum, part) => sum + part.size, 0) || 1;
   const shown = parts.filter((part) => part.size > 0);
-  const bar = el("div", { class: "fs-stack", role: "img", "aria-label": label });
-  const legend = el("ul", { class: "fs-legend" });
+  const bar = el("div", { class: "fr-stack", role: "img", "aria-label": label });
+  const legend = el("ul", { class: "fr-legend" });
   for (const { name, size, text } of shown) {
     const piece = el("span", { data: { part: name }, title: text });
     piece.style.flexGrow = size / whole;
     bar.append(piece);
-    legend.append(el("li", {}, el("span", { class: "fs-dotted", data: { part: name } }), text));
+    legend.append(el("li", {}, el("span", { class: "fr-dotted", data: { part: name } }), text));
   }
   return el("div", {}, bar, legend);
 }
 
 /** Copies `text()`; says so for a moment. */
 export function copyButton(text, words) {
-  const made = el("button", { type: "button", class: "fs-button small", text: words.copy });
+  const made = el("button", { type: "button", class: "fr-button small", text: words.copy });
   made.addEventListener("click", async () => {
     setText(made, (await copied(text())) ? words.copied : words.failed);
     setTimeout(() => setText(made, words.copy), 1500);
@@ -102,7 +102,7 @@ async function copied(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    const area = el("textarea", { class: "fs-offstage" });
+    const area = el("textarea", { class: "fr-offstage" });
     area.value = text;
     document.body.append(area);
     area.select();

@@ -11,7 +11,7 @@ function svg(tag, attributes) {
 }
 
 function canvas(label) {
-  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label, class: "fs-plot" });
+  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label, class: "fr-plot" });
 }
 
 /** The last values of something, the newest at the right edge. `most`: the top of the plot; null takes the largest. */
@@ -25,8 +25,8 @@ export function line(label, values, capacity, most = null) {
   if (points.length > 1) {
     const first = points[0].split(",")[0];
     plot.append(
-      svg("polygon", { points: `${first},${HEIGHT} ${points.join(" ")} ${WIDTH},${HEIGHT}`, class: "fs-area" }),
-      svg("polyline", { points: points.join(" "), class: "fs-line" }),
+      svg("polygon", { points: `${first},${HEIGHT} ${points.join(" ")} ${WIDTH},${HEIGHT}`, class: "fr-area" }),
+      svg("polyline", { points: points.join(" "), class: "fr-line" }),
     );
   }
   return plot;
@@ -38,11 +38,11 @@ export function histogram(label, counts, name) {
   const from = Math.max(filled.indexOf(true) - 1, 0), to = Math.min(filled.lastIndexOf(true) + 2, counts.length);
   const shown = counts.slice(from, to);
   const most = Math.max(...shown.map(([, count]) => count), 1);
-  const list = el("ol", { class: "fs-histogram", "aria-label": label });
+  const list = el("ol", { class: "fr-histogram", "aria-label": label });
   for (const [bound, count] of shown) {
-    const bar = el("span", { class: "fs-column", "aria-hidden": "true" });
+    const bar = el("span", { class: "fr-column", "aria-hidden": "true" });
     bar.style.height = `${(100 * count) / most}%`;
-    list.append(el("li", { title: `${name(bound)}: ${count}` }, bar, el("span", { class: "fs-bound", text: name(bound) }), el("span", { class: "fs-offscreen", text: String(count) })));
+    list.append(el("li", { title: `${name(bound)}: ${count}` }, bar, el("span", { class: "fr-bound", text: name(bound) }), el("span", { class: "fr-offscreen", text: String(count) })));
   }
   return list;
 }

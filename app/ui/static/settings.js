@@ -9,18 +9,19 @@ const LANGUAGES = [["en", "English"], ["zh", "中文"]];
 const room = { alert: null, list: null, filter: null, file: null, connect: null, keys: null, rows: new Map(), isAdmin: false };
 
 export function start(root) {
+  root.classList.add("fr-room");
   room.alert = new Alert();
-  room.list = el("ul", { class: "fs-rows", "aria-label": t("settings.all") });
-  room.file = el("p", { class: "fs-quiet" });
+  room.list = el("ul", { class: "fr-rows", "aria-label": t("settings.all") });
+  room.file = el("p", { class: "fr-quiet" });
   room.filter = el("input", { type: "search", placeholder: t("settings.filter"), "aria-label": t("settings.filter") });
   room.filter.addEventListener("input", applyFilter);
   room.connect = connectCard();
   room.keys = keysCard((hasKeys) => room.connect.setAsksKey(hasKeys));
   root.append(
     el("h2", { text: t("frame.settings") }),
-    el("div", { class: "fs-grid" }, section("settings.look", look()), section("settings.keys", room.keys.element)),
+    el("div", { class: "fr-grid" }, section("settings.look", look()), section("settings.keys", room.keys.element)),
     section("settings.connect", room.connect.element),
-    section("settings.all", room.file, el("div", { class: "fs-toolbar" }, room.filter), room.alert.element, room.list),
+    section("settings.all", room.file, el("div", { class: "fr-toolbar" }, room.filter), room.alert.element, room.list),
   );
 }
 
@@ -41,7 +42,7 @@ export function closed() {
 
 function section(key, ...children) {
   const id = freshId("section");
-  return el("section", { class: "fs-card", "aria-labelledby": id }, el("h3", { id, text: t(key) }), ...children);
+  return el("section", { class: "fr-card", "aria-labelledby": id }, el("h3", { id, text: t(key) }), ...children);
 }
 
 function look() {
@@ -52,7 +53,7 @@ function look() {
     remember("language", languages.value);
     location.reload();
   });
-  return el("div", { class: "fs-form" }, field(t("settings.theme"), themes), field(t("settings.language"), languages));
+  return el("div", { class: "fr-form" }, field(t("settings.theme"), themes), field(t("settings.language"), languages));
 }
 
 // -- every setting
@@ -76,13 +77,13 @@ function settingRow(row, isOpen) {
     t("settings.from", { source: row.source }),
     `${row.flag} · ${row.env}`,
   ];
-  return el("li", { class: "fs-row", data: { setting: row.name } },
-    el("div", { class: "fs-row-head" },
-      el("div", { class: "fs-row-name" }, el("strong", { text: row.name }), el("code", { class: "fs-value", text: shown(row.value, row) }), ...marks(row)),
+  return el("li", { class: "fr-row", data: { setting: row.name } },
+    el("div", { class: "fr-row-head" },
+      el("div", { class: "fr-row-name" }, el("strong", { text: row.name }), el("code", { class: "fr-value", text: shown(row.value, row) }), ...marks(row)),
       el("small", { text: t(`settings.applies.${row.applies}`) })),
     el("p", { text: row.help }),
-    el("p", { class: "fs-quiet", text: facts.join(" · ") }),
-    row.is_fixed ? el("p", { class: "fs-quiet", text: fixedWords(row) }) : editor(row, isOpen));
+    el("p", { class: "fr-quiet", text: facts.join(" · ") }),
+    row.is_fixed ? el("p", { class: "fr-quiet", text: fixedWords(row) }) : editor(row, isOpen));
 }
 
 function marks(row) {
@@ -112,9 +113,9 @@ function editor(row, isOpen) {
   };
   const isDefault = row.source === "default" && !row.is_pending;
   return el("details", { open: isOpen }, el("summary", { text: t("settings.change") }),
-    el("div", { class: "fs-form" },
+    el("div", { class: "fr-form" },
       field(row.name, input, t("settings.allowed", { allowed: row.allowed })),
-      el("div", { class: "fs-actions" },
+      el("div", { class: "fr-actions" },
         button(t("settings.keep"), () => keep(valueOf(row, input)), { alert, kind: "primary", disabled: !room.isAdmin }),
         button(t("settings.back"), () => keep(null), { alert, disabled: !room.isAdmin || isDefault })),
       alert.element));
