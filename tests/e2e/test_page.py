@@ -20,6 +20,7 @@ from app.ui.chat_room import chat_room
 from app.ui.live import Hub, State
 from app.ui.page import mount
 from app.ui.status import ModelStatus
+from tests.app.ui.rooms import ADMIN, Known
 from tests.app.ui.scripted import ScriptedService
 
 playwright_api = pytest.importorskip("playwright.sync_api")
@@ -70,6 +71,7 @@ class House:
         self.service = ScriptedService(piece_s=0.02)
         self.status = _READY
         app = FastAPI()
+        app.add_middleware(Known, key=ADMIN)
         rooms = (chat_room(self.service, self._status, Book(history), _count), self._models)
         mount(app, self.service, self._status, rooms)
         config = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1)

@@ -1,0 +1,242 @@
+"""The list of chats, their settings and files, as a person uses them: a real Chromium against the real page."""
+
+# ruff: noqa: F401, F811 (fixtures of the page)
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.history.history import History
+from tests.e2e.test_page import _CHROMIUM, House, Tab, browser, open_tab, wait_until
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+expect = playwright_api.expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on this machine")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the server's history."""
+    return tmp_path_factory.mktemp("chats")
+
+
+@pytest.fixture(scope="module")
+def running_house(folder: Path) -> Iterator[House]:
+    with House(folder / "history.db") as house:
+        yield house
+
+
+@pytest.fixture
+def house(running_house: House, folder: Path) -> House:
+    """With three chats in its history, written beside the server as another process would."""
+    history = History(folder / "history.db")
+    for chat in history.chats():
+        history.delete_chat(chat.id)
+    for title in ("Lifetimes in Rust", "A week in Lisbon", "What RoPE is"):
+        chat = history.create_chat(title)
+        asked = history.add(chat.id, None, "user", f"Tell me: {title}?")
+        history.add(chat.id, asked.id, "assistant", f"An answer about {title.upper()}, with a needle in it.")
+    history.close()
+    running_house.service.requests.clear()
+    return running_house
+
+
+def _chat(tab: Tab, title: str) -> Any:
+    return tab.page.locator("#fs-sidebar").get_by_role("link", name=title)
+
+
+def _titles(tab: Tab) -> list[str]:
+    return list(tab.page.locator("#fs-sidebar a[data-id]").all_inner_texts())
+
+
+def _choose(tab: Tab, title: str, action: str) -> None:
+    tab.page.get_by_role("button", name=f"What to do with {title}").click()
+    tab.page.get_by_role("menuitem", name=action, exact=True).click()
+
+
+def test_a_chat_is_opened_renamed_pinned_and_put_into_a_folder(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    _chat(tab, "A week in Lisbon").click()
+    expect(tab.answers.last).to_contain_text("LISBON")
+    expect(_chat(tab, "A week in Lisbon")).to_have_attribute("aria-current", "page")
+    _choose(tab, "A week in Lisbon", "Rename")
+    tab.page.keyboard.type("Two weeks in Porto")
+    tab.page.keyboard.press("Enter")
+    expect(_chat(tab, "Two weeks in Porto")).to_be_focused()
+    _choose(tab, "Lifetimes in Rust", "Pin")
+    wait_until(lambda: _titles(tab)[0] == "Lifetimes in Rust")
+    _choose(tab, "Two weeks in Porto", "Move to a folder")
+    tab.page.keyboard.type("Travel")
+    tab.page.keyboard.press("Enter")
+    folder = tab.page.locator("#fs-sidebar details", has_text="Two weeks in Porto")
+    expect(folder.locator("summary")).to_have_text("Travel")
+    _choose(tab, "What RoPE is", "Rename")
+    tab.page.keyboard.type("never mind")
+    tab.page.keyboard.press("Escape")
+    expect(_chat(tab, "What RoPE is")).to_be_visible()
+    tab.shoot("chats")
+    assert tab.complaints == []
+
+
+def test_a_deleted_chat_is_brought_back_by_undo_and_another_tab_stays_in_step(
+    open_tab: Callable[..., Tab],
+) -> None:
+    tab, other = open_tab(), open_tab()
+    _chat(tab, "What RoPE is").click()
+    expect(tab.answers).to_have_count(1)
+    _choose(tab, "What RoPE is", "Delete")
+    expect(_chat(tab, "What RoPE is")).to_have_count(0)
+    expect(_chat(other, "What RoPE is")).to_have_count(0)
+    expect(tab.answers).to_have_count(0)
+    tab.page.get_by_role("button", name="Undo").click()
+    expect(_chat(other, "What RoPE is")).to_be_visible()
+    expect(tab.answers.last).to_contain_text("ROPE")
+
+
+def test_keys_search_and_switch_chats(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    expect(_chat(tab, "Lifetimes in Rust")).to_be_visible()
+    tab.page.keyboard.press("Control+k")
+    tab.page.keyboard.type("needle LISB")
+    expect(tab.page.locator("#fs-sidebar mark")).to_have_text(["Lisb", "LISB", "needle"])
+    tab.page.keyboard.press("Enter")
+    expect(tab.answers.last).to_contain_text("LISBON")
+    tab.page.keyboard.press("Control+k")
+    tab.page.keyboard.type("nowhere")
+    expect(tab.page.locator("#fs-sidebar")).to_contain_text("Nothing has")
+    tab.page.keyboard.press("Escape")
+    wait_until(lambda: _titles(tab) == ["What RoPE is", "A week in Lisbon", "Lifetimes in Rust"])
+    tab.page.keyboard.press("Alt+ArrowDown")
+    expect(tab.answers.last).to_contain_text("RUST")
+    tab.page.keyboard.press("Alt+ArrowUp")
+    tab.page.keyboard.press("Alt+ArrowUp")
+    expect(tab.answers.last).to_contain_text("ROPE")
+
+
+@pytest.mark.parametrize(("form", "ending"), [("JSON", "json"), ("Markdown", "md")])
+def test_a_chat_goes_out_as_a_file_and_comes_in_again(
+    open_tab: Callable[..., Tab],
+    tmp_path: Path,
+    form: str,
+    ending: str,
+) -> None:
+    tab = open_tab()
+    expect(_chat(tab, "What RoPE is")).to_be_visible()
+    with tab.page.expect_download() as download:
+        _choose(tab, "What RoPE is", f"Export as {form}")
+    file = tmp_path / download.value.suggested_filename
+    download.value.save_as(file)
+    assert file.name == f"What RoPE is.{ending}"
+    (tmp_path / "bad.json").write_text("{}")
+    tab.page.get_by_label("Import chats").set_input_files([file, tmp_path / "bad.json"])
+    expect(_chat(tab, "What RoPE is")).to_have_count(2)
+    expect(tab.page.locator("#fs-sidebar").get_by_role("alert")).to_contain_text(
+        "bad.json: This file cannot be imported"
+    )
+
+
+def test_a_chats_settings_reach_the_model_and_are_kept_as_a_preset(
+    open_tab: Callable[..., Tab],
+    house: House,
+) -> None:
+    tab = open_tab()
+    tab.page.get_by_role("button", name="Chat settings").click()
+    tab.page.get_by_label("System prompt").fill("Be brief.")
+    tab.page.get_by_label("Temperature", exact=True).fill("3")
+    tab.press("Save")
+    assert not tab.page.get_by_label("Temperature", exact=True).evaluate("box => box.validity.valid")
+    tab.page.get_by_label("Temperature", exact=True).fill("0.25")
+    tab.page.get_by_label("Stop texts").fill("END\n\\n\\n")
+    tab.page.get_by_label("Keep these as a preset").fill("Mine")
+    tab.press("Keep preset")
+    expect(tab.page.get_by_role("combobox", name="Preset")).to_contain_text("Mine")
+    tab.shoot("chat_settings")
+    tab.press("Save")
+    expect(tab.page.get_by_role("dialog")).to_have_count(0)
+    tab.send("hello")
+    expect(tab.finished).to_have_count(1)
+    request = house.service.requests[-1]
+    assert request.messages[0].content == "Be brief."
+    assert (request.sampling.temperature, request.sampling.stop) == (0.25, ("END", "\n\n"))
+    expect(_chat(tab, "hello")).to_be_visible()
+    tab.press("New chat")
+    tab.page.get_by_role("button", name="Chat settings").click()
+    expect(tab.page.get_by_label("System prompt")).to_have_value("")
+    tab.page.get_by_role("combobox", name="Preset").select_option("Mine")
+    expect(tab.page.get_by_label("System prompt")).to_have_value("Be brief.")
+    expect(tab.page.get_by_label("Temperature", exact=True)).to_have_value("0.25")
+
+
+def test_a_file_is_counted_sent_along_and_refused_where_it_is_no_text(
+    open_tab: Callable[..., Tab],
+    house: House,
+) -> None:
+    tab = open_tab()
+    code = {"name": "sum.py", "mimeType": "text/plain", "buffer": b"print(1 + 1)\n"}
+    photo = {"name": "photo.png", "mimeType": "image/png", "buffer": b"\x89PNG\0"}
+    tab.page.get_by_label("Attach").last.set_input_files([code, photo])
+    attached = tab.page.get_by_role("list", name="Attached files").get_by_role("listitem")
+    expect(attached.filter(has_text="sum.py")).to_contain_text("7 tokens")
+    tab.send("What does it print?")
+    expect(tab.page.get_by_text("photo.png could not be read. Remove it")).to_be_visible()
+    assert house.service.requests == [] and tab.box.input_value() == "What does it print?"
+    tab.shoot("attachments")
+    tab.page.get_by_role("button", name="Remove photo.png").click()
+    tab.box.press("Enter")
+    expect(tab.finished).to_have_count(1)
+    assert house.service.requests[-1].messages[-1].content == (
+        "File: sum.py\n```py\nprint(1 + 1)\n```\n\nWhat does it print?"
+    )
+    expect(attached).to_have_count(0)
+
+
+def test_an_incognito_chat_is_not_listed_and_is_gone_once_it_is_left(
+    open_tab: Callable[..., Tab],
+    house: House,
+    folder: Path,
+) -> None:
+    tab = open_tab()
+    expect(_chat(tab, "What RoPE is")).to_be_visible()
+    tab.press("Incognito")
+    tab.send("a secret")
+    expect(tab.finished).to_have_count(1)
+    address = tab.page.url
+    assert "incognito-" in address and len(_titles(tab)) == 3
+    tab.page.reload()
+    expect(tab.finished.last).to_contain_text("a secret")
+    _chat(tab, "What RoPE is").click()
+    expect(tab.answers.last).to_contain_text("ROPE")
+    other = open_tab()
+    other.page.goto(address)
+    expect(other.page.get_by_text("This chat is not there any more")).to_be_visible()
+    assert all(b"a secret" not in path.read_bytes() for path in folder.iterdir())
+
+
+def test_a_narrow_window_has_the_list_in_a_drawer(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab(width=360, height=740, colors="dark")
+    expect(_chat(tab, "What RoPE is")).to_be_hidden()
+    tab.page.get_by_role("button", name="List of chats").click()
+    tab.shoot("chats_narrow_dark")
+    _chat(tab, "What RoPE is").click()
+    expect(tab.answers.last).to_contain_text("ROPE")
+    expect(_chat(tab, "What RoPE is")).to_be_hidden()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_history_that_cannot_be_read_is_told_and_set_aside(browser: Any, tmp_path: Path) -> None:
+    damaged = tmp_path / "history.db"
+    damaged.write_bytes(b"no database" * 1000)
+    with House(damaged) as broken:
+        tab = Tab(browser.new_page(), broken)
+        alert = tab.page.locator("#fs-sidebar").get_by_role("alert")
+        expect(alert).to_contain_text("its beginning is damaged")
+        tab.page.get_by_role("button", name="Move it aside and begin a new history").click()
+        expect(tab.page.locator("#fs-sidebar")).to_contain_text("No chats yet")
+        tab.send("hello")
+        expect(_chat(tab, "hello")).to_be_visible()
+        tab.page.close()
+    (kept,) = damaged.parent.glob("history-set-aside-*.db")
+    assert kept.read_bytes() == b"no database" * 1000
