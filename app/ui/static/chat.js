@@ -298,7 +298,16 @@ export function start(root) {
   watchKeys({ newChat: () => begin(false), stop: () => chat.stop() });
 }
 
-/** rest: the chat's id, or nothing. */
+let wasLeft = false; // for another room of the page
+
+export function closed() {
+  wasLeft = true;
+}
+
+/** rest: the chat's id, or nothing: a new chat, or, on the way back from another room, the one that was open. */
 export function opened(rest) {
+  const isBack = wasLeft && !rest && chat.current();
+  wasLeft = false;
+  if (isBack) return history.replaceState(null, "", `#/chat/${chat.current()}`);
   if (!rest || rest !== chat.current()) return chat.open(rest || null);
 }
