@@ -4,41 +4,18 @@ Each test waits for what it expects to see and asserts no speed. Screenshots go 
 """
 
 import re
-import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
-from fastapi import FastAPI
 
-from app.history.book import Book
-from app.ui.chat_room import chat_room
-from app.ui.live import Hub, State
-from app.ui.page import mount
 from app.ui.status import ModelStatus
-from tests.app.ui.rooms import ADMIN, Known
-from tests.app.ui.scripted import ScriptedService
+from tests.e2e.tabs import CHROMIUM, FLAGS, PATIENCE_MS, READY, House, Tab, wait_until
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
 
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
-_ARTIFACTS = Path(__file__).parents[1] / "artifacts"
-_PATIENCE_MS = 60_000
-_READY = ModelStatus(model_id="smollm2-135m-instruct", state="ready", max_model_len=8192)
 _SHOWCASE = """## Two ways to sum a list
 
 The first is **built in**, the second shows what happens inside:
@@ -61,115 +38,14 @@ $$\\sum_{i=1}^{n} x_i = x_1 + x_2 + \\dots + x_n$$
 | loop | 5 | slower |
 """
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on this machine")]
-
-
-class House:
-    """The server under test, in a thread: the scripted service and the status that the page is told."""
-
-    def __init__(self, history: Path, port: int = 0) -> None:
-        self.service = ScriptedService(piece_s=0.02)
-        self.status = _READY
-        app = FastAPI()
-        app.add_middleware(Known, key=ADMIN)
-        rooms = (chat_room(self.service, self._status, Book(history), _count), self._models)
-        mount(app, self.service, self._status, rooms)
-        config = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-
-    def _status(self) -> ModelStatus:
-        return self.status
-
-    def _models(self, app: FastAPI, hub: Hub) -> None:
-        """What the choice of a model asks."""
-
-        def load(body: dict[str, str]) -> dict[str, str]:
-            self.status = ModelStatus(model_id=body["model"], state="loading", stage="reading weights", fraction=0.5)
-            return body
-
-        shelf = [{"id": name, "state": "ready", "is_embedded": False} for name in (_READY.model_id, "other-model")]
-        app.add_api_route("/ui/models/shelf", lambda: {"models": shelf})
-        app.add_api_route("/ui/models/load", load, methods=["POST"])
-        hub.add("models", State(lambda: {"models": []}))
-
-    def __enter__(self) -> "House":
-        self._thread.start()
-        wait_until(lambda: self._server.started)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(timeout=30)
-
-
-async def _count(text: str) -> int:
-    return len(text.split())
-
-
-class Tab:
-    """One browser tab, and what it logged and asked for."""
-
-    def __init__(self, page: Any, house: House) -> None:
-        self.page = page
-        self.requests: list[str] = []
-        self.complaints: list[str] = []
-        page.on("request", lambda request: self.requests.append(request.url))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", self._hear)
-        page.goto(house.url)
-        self.box = page.get_by_role("textbox", name="Message")
-        self.box.wait_for()
-
-    def _hear(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
-
-    def send(self, text: str) -> None:
-        self.box.fill(text)
-        self.box.press("Enter")
-
-    @property
-    def answers(self) -> Any:
-        return self.page.locator(".fs-answer")
-
-    @property
-    def finished(self) -> Any:
-        return self.page.locator('.fs-answer:not([data-state="writing"])')
-
-    @property
-    def writing(self) -> Any:
-        return self.page.locator('.fs-answer[data-state="writing"]')
-
-    def press(self, name: str, which: int = -1) -> None:
-        self.page.get_by_role("button", name=name, exact=True).nth(which).click()
-
-    @property
-    def stop(self) -> Any:
-        return self.page.get_by_role("button", name="Stop", exact=True)
-
-    def shown(self) -> str:
-        return str(self.page.locator("#fs-pane").inner_text())
-
-    def shoot(self, name: str) -> None:
-        _ARTIFACTS.mkdir(exist_ok=True)
-        self.page.screenshot(path=_ARTIFACTS / f"{name}.png")
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = _PATIENCE_MS / 1000) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.05)
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    expect.set_options(timeout=_PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
     with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
 
@@ -182,7 +58,7 @@ def running_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture
 def house(running_house: House) -> House:
-    running_house.status = _READY
+    running_house.status = READY
     running_house.service.is_ready = True
     running_house.service.requests.clear()
     running_house.service.closed.clear()
@@ -199,7 +75,7 @@ def open_tab(browser: Any, house: House) -> Iterator[Callable[..., Tab]]:
         if key not in contexts:
             viewport = {"width": width, "height": height}
             contexts[key] = browser.new_context(viewport=viewport, color_scheme=colors)
-            contexts[key].set_default_timeout(_PATIENCE_MS)
+            contexts[key].set_default_timeout(PATIENCE_MS)
         return Tab(contexts[key].new_page(), house)
 
     yield open_one
@@ -361,7 +237,7 @@ def test_a_message_sent_while_the_model_loads_waits_and_says_so(open_tab: Callab
     tab.send("say: Here I am")
     expect(tab.answers.last).to_contain_text("as soon as smollm2-135m-instruct is loaded: reading weights (42 %)")
     tab.shoot("loading")
-    house.status = _READY
+    house.status = READY
     house.service.is_ready = True
     expect(tab.finished.last).to_contain_text("Here I am")
     expect(tab.page.get_by_role("progressbar", name="Loading the model")).to_be_hidden()
@@ -606,3 +482,49 @@ def test_the_page_fits_its_window(open_tab: Callable[..., Tab], name: str, look:
     for control in (tab.box, tab.page.get_by_role("button", name=re.compile("^(Send|New chat|Compare)"))):
         for part in control.all():
             expect(part).to_be_in_viewport(ratio=1)
+
+
+_AXE = Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js"
+_FINDINGS = """async () => {
+    const { violations } = await axe.run(document.getElementById("fs-frame"));
+    const serious = violations.filter((each) => ["serious", "critical"].includes(each.impact));
+    return serious.map((each) => `${each.id}: ${each.nodes.map((node) => node.target).join(", ")}`);
+}"""
+
+
+@pytest.mark.parametrize(
+    "look", [{}, {"colors": "dark"}, {"width": 360, "height": 720}], ids=["light", "dark", "narrow"]
+)
+def test_axe_finds_nothing_serious(open_tab: Callable[..., Tab], look: dict[str, Any]) -> None:
+    tab = open_tab(**look)
+    tab.page.add_script_tag(path=_AXE)
+    assert tab.page.evaluate(_FINDINGS) == []
+    tab.press("Token probabilities")
+    tab.send(f"think: I look at both and decide. | {_SHOWCASE}")
+    expect(tab.finished.locator(".katex").last).to_be_visible()
+    tab.finished.get_by_text("Why did this take so long?").click()
+    tab.press("Compare")
+    assert tab.page.evaluate(_FINDINGS) == []
+    tab.press("Probabilities")
+    tab.page.keyboard.press("Control+/")
+    expect(tab.page.get_by_role("dialog", name="Keys")).to_be_visible()
+    assert tab.page.evaluate(_FINDINGS) == []
+
+
+def test_the_keys_do_what_their_list_says(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    tab.send("say: first chat")
+    expect(tab.finished.last).to_contain_text("first chat")
+    first = tab.page.url
+    tab.page.keyboard.press("Control+Shift+O")
+    expect(tab.answers).to_have_count(0)
+    tab.send("say: second chat")
+    expect(tab.finished.last).to_contain_text("second chat")
+    tab.page.keyboard.press("Alt+ArrowDown")
+    expect(tab.page).to_have_url(first)
+    expect(tab.finished.last).to_contain_text("first chat")
+    tab.page.keyboard.press("Control+K")
+    expect(tab.page.get_by_role("searchbox", name="Search chats")).to_be_focused()
+    tab.page.keyboard.type("second")
+    expect(tab.page.get_by_role("link", name=re.compile("second chat"))).to_be_visible()
+    assert tab.complaints == []

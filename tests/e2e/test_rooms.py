@@ -218,7 +218,7 @@ def test_a_model_of_the_list_is_loaded_and_unloaded(tab: Callable[..., Tab]) -> 
     expect(row).to_contain_text("On this machine")
     row.get_by_role("button", name="Load: ").click()
     expect(row).to_contain_text("In memory and in use")
-    expect(models.page.locator(".fs-model")).to_have_text(HERE)
+    expect(models.page.locator(".fs-model")).to_have_value(HERE)
     models.shoot("models")
     row.get_by_role("button", name="Unload").click()
     expect(row).to_contain_text("On this machine")

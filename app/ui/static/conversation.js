@@ -20,6 +20,8 @@ export class Conversation {
     this.#list = el("div", { class: "fs-list", role: "log", "aria-label": t("chat.messages"), "aria-live": "off" });
     this.#welcome = el("div", { class: "fs-welcome" },
       el("h2", { text: t("chat.welcome") }), el("p", { text: t("chat.welcome_more") }));
+    this.offer = el("div", { class: "fs-offer-place" }); // of a first visit
+    this.#welcome.append(this.offer);
     this.#earlier = button("chat.earlier", () => this.#askEarlier(), { hidden: true });
     pane.append(this.#welcome, this.#earlier, this.#list);
     pane.addEventListener("scroll", () => { this.#follows = this.#isAtEnd(); }, { passive: true });

@@ -60,7 +60,7 @@ export function drawFigures(details, meta) {
 }
 
 function bar(share) {
-  const element = el("span", { class: "fs-bar" });
+  const element = el("span", { class: "fs-share" });
   element.style.width = `${Math.round(share * 100)}%`;
   return element;
 }

@@ -9,7 +9,11 @@ export function messageView(node, actions) {
   return node.role === "user" ? new UserMessage(node, actions) : new AnswerMessage(node, actions);
 }
 
+const SCROLLS_FROM_CHARS = 400; // on the narrowest screens
+
 class UserMessage {
+  #bubble; #files; #versions;
+
   constructor(node, actions) {
     this.node = node;
     this.#bubble = el("div", { class: "fs-bubble" });
@@ -23,11 +27,10 @@ class UserMessage {
     this.update(node);
   }
 
-  #bubble; #files; #versions;
-
   update(node) {
     this.node = node;
     setText(this.#bubble, node.text);
+    this.#bubble.tabIndex = node.text.length > SCROLLS_FROM_CHARS ? 0 : -1; // what scrolls must be reached by keys
     this.#bubble.hidden = !node.text;
     this.#files.hidden = node.attachments.length === 0;
     this.#files.replaceChildren(...node.attachments.map((file) => el("li", { text: file.name })));

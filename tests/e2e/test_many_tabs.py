@@ -1,0 +1,157 @@
+"""Many tabs of one real browser: none starves, none is slower than the API, an update costs the same in a long chat.
+
+Speeds are compared within one run: a tab with another, the page with the API, a long chat with a short one.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.api.house import House as Api
+from tests.e2e.tabs import CHROMIUM, FLAGS, PATIENCE_MS, House, Tab, wait_until
+from tests.fakes import Script, byte_model_folder, ids
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+expect = playwright_api.expect
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+]
+
+# Notes, in the tab, each time the growing answer has been drawn: [milliseconds, characters].
+_WATCH = """() => {
+    window.drawn = [];
+    new MutationObserver(() => {
+        const text = document.querySelector('.fs-answer[data-state="writing"] [data-testid="bot"]');
+        const length = text?.textContent.length ?? 0;
+        if (length > (window.drawn.at(-1)?.[1] ?? 0)) window.drawn.push([performance.now(), length]);
+    }).observe(document.getElementById("fs-pane"), { subtree: true, childList: true, characterData: true });
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    expect.set_options(timeout=PATIENCE_MS)
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def test_eight_tabs_of_one_browser_stream_at_once_and_none_starves(browser: Any, tmp_path: Path) -> None:
+    with House(tmp_path / "history.db") as house:
+        context = browser.new_context()
+        tabs = [Tab(context.new_page(), house) for _ in range(8)]
+        for tab in tabs:
+            tab.page.evaluate(_WATCH)
+        for number, tab in enumerate(tabs):
+            tab.send(f"count: 4000 every 0.01 as tab{number}x")
+        wait_until(lambda: house.service.num_open == 8)
+        for number, tab in enumerate(tabs):
+            expect(tab.writing).to_contain_text(f"tab{number}x9 ")
+        counts = [tab.page.evaluate("drawn.length") for tab in tabs]
+        time.sleep(6)
+        grown = [tab.page.evaluate("drawn.length") - count for tab, count in zip(tabs, counts, strict=True)]
+        for tab in tabs:
+            tab.stop.click()
+        for number, tab in enumerate(tabs):
+            expect(tab.finished).to_have_count(1)
+            assert set(tab.finished.get_by_test_id("bot").inner_text().split()) <= {
+                f"tab{number}x{i}" for i in range(4000)
+            }
+            assert tab.complaints == []
+        print(f"updates of each tab in the same 6 s: {grown}")
+        assert min(grown) > max(grown) / 2
+        context.close()
+
+
+@pytest.mark.parametrize("rate", [50, 150])
+def test_the_page_shows_as_many_tokens_a_second_as_the_api_gives(browser: Any, tmp_path: Path, rate: int) -> None:
+    num_tokens = rate * 6
+    script = Script(token_ids=ids("ab " * (num_tokens // 3)), pause_s=1 / rate)
+    api = Api(byte_model_folder(tmp_path / "bytes"), script, max_model_len=num_tokens + 200)
+    with House(tmp_path / "history.db", answerer=api.service, app=api.app) as house:
+        tab = Tab(browser.new_page(), house)
+        tab.page.evaluate(_WATCH)
+        told: list[tuple[float, int]] = []
+        asking = threading.Thread(target=_ask_api, args=(house.url, told))
+        tab.send("hello")
+        asking.start()
+        expect(tab.finished).to_have_count(1)
+        asking.join(60)
+        shown = _rate([(ms / 1000, length) for ms, length in tab.page.evaluate("drawn")])
+        given = _rate(told)
+        print(f"{rate} tokens/s asked: the API gives {given:.1f}, the page shows {shown:.1f}")
+        assert shown == pytest.approx(given, rel=0.05)
+        tab.page.close()
+
+
+def _ask_api(url: str, told: list[tuple[float, int]]) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+    length = 0
+    with httpx.stream("POST", f"{url}v1/chat/completions", json=body, timeout=60) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                choices = json.loads(line[6:])["choices"]
+                length += len(choices[0]["delta"].get("content") or "") if choices else 0
+                told.append((time.perf_counter(), length))
+
+
+def _rate(points: list[tuple[float, int]]) -> float:
+    """Characters a second, which are tokens here, from a fifth of the answer on: the slope of all points."""
+    first, last = points[0][1], points[-1][1]
+    used = [(at, length) for at, length in points if first + (last - first) / 5 < length < last]
+    mean_at = sum(at for at, _ in used) / len(used)
+    mean_length = sum(length for _, length in used) / len(used)
+    return sum((at - mean_at) * (length - mean_length) for at, length in used) / sum(
+        (at - mean_at) ** 2 for at, _ in used
+    )
+
+
+def test_an_update_costs_the_same_in_a_long_chat(browser: Any, tmp_path: Path) -> None:
+    """CPU of the tab for each update, in a chat of nothing and below 200 messages of 2 KB and a long answer."""
+    with House(tmp_path / "history.db") as house:
+        tab = Tab(browser.new_page(), house)
+        tab.send("say: hello")
+        expect(tab.finished).to_have_count(1)
+        short = _cost_of_an_update(tab)
+        chat_id = tab.page.url.rsplit("/", 1)[1]
+        history = house.book.kept
+        parent = history.chat(chat_id).leaf_id
+        for number in range(200):
+            role = "assistant" if number % 2 else "user"
+            parent = history.add(chat_id, parent, role, "Some words of **it**.\n\n" * 90).id
+        tab.page.reload()
+        expect(tab.finished.last).to_contain_text("Some words")
+        long = _cost_of_an_update(tab)
+        print(f"CPU of an update: {short:.2f} ms in a short chat, {long:.2f} ms in a long one")
+        assert long < 2 * short
+        tab.page.close()
+
+
+def _cost_of_an_update(tab: Tab) -> float:
+    """Milliseconds of the tab's main thread."""
+    session = tab.page.context.new_cdp_session(tab.page)
+    session.send("Performance.enable")
+    tab.page.evaluate(_WATCH)
+    tab.send("count: 4000 every 0.01 as n")
+    expect(tab.writing).to_contain_text("n100 ")
+    before, num_before = _busy_s(session), tab.page.evaluate("drawn.length")
+    time.sleep(5)
+    busy_s, num_updates = _busy_s(session) - before, tab.page.evaluate("drawn.length") - num_before
+    tab.stop.click()
+    expect(tab.writing).to_have_count(0)
+    return 1000 * busy_s / max(num_updates, 1)
+
+
+def _busy_s(session: Any) -> float:
+    metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["TaskDuration"])
