@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from app.history.history import History
-from tests.e2e.test_page import _CHROMIUM, House, Tab, browser, open_tab, wait_until
+from tests.e2e.tabs import CHROMIUM, House, Tab, wait_until
+from tests.e2e.test_page import browser, open_tab
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on this machine")]
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 
 
 @pytest.fixture(scope="module")

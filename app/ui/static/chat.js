@@ -8,7 +8,6 @@ import { Compare } from "./compare.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { drawMeter, figuresLine } from "./figures.js";
-import { mount as offerModel } from "./first_visit.js";
 import { watchKeys } from "./keys.js";
 import { button } from "./messages.js";
 
@@ -290,7 +289,6 @@ export function start(root) {
   chat = new Chat(root);
   startSettings(root.querySelector("#fs-talk-tools"), chat);
   startList(root.querySelector("#fs-sidebar"), chat);
-  offerModel(chat.conversation.offer).catch((error) => console.info("no offer of a model:", error.message));
   const begin = (isIncognito) => {
     history.pushState(null, "", "#/chat");
     chat.open(null, { isIncognito });

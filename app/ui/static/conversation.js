@@ -1,6 +1,7 @@
 // The messages of the open chat, in order: keeps what is drawn and what the server says of them the same, puts answers
 // that belong side by side into columns, and follows the end while the reader is there.
 import { el, setText, t } from "./core.js";
+import { mount as offerModel } from "./first_visit.js";
 import { button, messageView } from "./messages.js";
 
 const AT_END_PX = 60;
@@ -20,8 +21,7 @@ export class Conversation {
     this.#list = el("div", { class: "fs-list", role: "log", "aria-label": t("chat.messages"), "aria-live": "off" });
     this.#welcome = el("div", { class: "fs-welcome" },
       el("h2", { text: t("chat.welcome") }), el("p", { text: t("chat.welcome_more") }));
-    this.offer = el("div", { class: "fs-offer-place" }); // of a first visit
-    this.#welcome.append(this.offer);
+    offerModel(this.#welcome).catch(console.error); // the chat goes on without
     this.#earlier = button("chat.earlier", () => this.#askEarlier(), { hidden: true });
     pane.append(this.#welcome, this.#earlier, this.#list);
     pane.addEventListener("scroll", () => { this.#follows = this.#isAtEnd(); }, { passive: true });
