@@ -184,6 +184,27 @@ async def test_an_engine_that_stands_still_is_found_by_the_age_of_its_last_step(
         server.kill()
 
 
+@pytest.mark.slow
+@posix_only
+async def test_an_engine_that_stands_still_while_it_loads_is_found_by_its_silence(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    server = LoneServer(tmp_path, "--load-timeout", "25")
+    try:
+        async with Client(server.url()) as client:
+            while "held" not in (await client.health())["detail"]:
+                await asyncio.sleep(0.05)
+            (engine,) = engines_of(server)
+            engine.suspend()
+            while engine in engines_of(server):
+                await asyncio.sleep(0.05)
+            hold.unlink()
+            assert (await client.stream("letters", 3)).finish == "length"
+            assert "hung while it loaded" in server.output
+    finally:
+        server.kill()
+
+
 def kills_of_the_app(home: Path, num_kills: int) -> None:
     """At random moments of a start, of a load, of answers; then one whole start, in which all is as it was."""
     moments = random.Random(11)

@@ -269,7 +269,7 @@ async def test_forms_of_the_model_stay_beside_each_other_and_are_swapped_under_e
     forms = ["smollm2-135m-instruct", *(f"smollm2-135m-instruct-{form}" for form in ("gptq", "awq", "dense"))]
     seconds: list[float] = []
     try:
-        async with running.client() as client:
+        async with running.client().with_options(timeout=600) as client:
             alone = {}
             for form in forms:
                 alone[form] = (await chat(client, model=form)).choices[0].message.content
