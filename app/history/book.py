@@ -59,7 +59,9 @@ class Book:
         """
         with self._opening:
             if self._kept is not None:
-                raise AppError(409, "history_usable", f"The history {self.path} can be read: it stays where it is.")
+                _check_is_damaged(self._kept, self.path)
+                self._kept.close()
+                self._kept = None
             goal = _move_aside(self.path)
             self._kept = History(self.path)
             return goal
@@ -70,6 +72,15 @@ class Book:
                 self._kept.close()
                 self._kept = None
         self.incognito.close()
+
+
+def _check_is_damaged(history: History, path: Path) -> None:
+    """It was opened; damage may have been found, or done, since."""
+    try:
+        history.check()
+    except AppError:
+        return
+    raise AppError(409, "history_usable", f"The history {path} can be read: it stays where it is.")
 
 
 def is_incognito(its_id: str) -> bool:

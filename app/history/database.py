@@ -55,6 +55,11 @@ class Database:
             with _transaction(self._connection, "BEGIN IMMEDIATE"):
                 yield self._connection
 
+    def check(self) -> None:
+        """Read every page. Raises AppError 503 history_damaged."""
+        with self._lock, refusals.told(self._path):
+            _check(self._connection, self._path)
+
     def close(self) -> None:
         with self._lock, suppress(sqlite3.Error):
             self._connection.close()

@@ -60,6 +60,10 @@ class History:
             db.execute("UPDATE nodes SET state = 'cut' WHERE state = 'writing' AND writer = ?", [self._writer])
         self._database.close()
 
+    def check(self) -> None:
+        """Read the whole file. Raises AppError 503 history_damaged."""
+        self._database.check()
+
     # Chats
 
     def create_chat(

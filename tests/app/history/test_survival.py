@@ -221,6 +221,17 @@ def test_a_file_that_cannot_be_used_is_set_aside_whole(tmp_path: Path) -> None:
     book.close()
 
 
+def test_a_file_that_was_damaged_while_it_was_open_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    _filled(path)
+    book = Book(path)
+    book.kept._database._connection.execute("PRAGMA shrink_memory")
+    _overwrite(path, 8192, path.stat().st_size - 8192)
+    goal = book.set_aside()
+    assert b"\xa5" * 8192 in goal.read_bytes() and book.kept.chats() == []
+    book.close()
+
+
 def test_an_incognito_chat_never_touches_the_disk(tmp_path: Path) -> None:
     book = Book(tmp_path / "history.db")
     chat = book.incognito.create_chat()
