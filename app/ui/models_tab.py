@@ -72,21 +72,17 @@ def models_room(library: Library, models: Models, admin: Callable[[Request], Non
         return {"name": key.name, "is_admin": key.is_admin}
 
     @router.get("/models/shelf")
-    async def shelf() -> dict[str, Any]:
+    async def shelf(request: Request) -> dict[str, Any]:
+        """best: the id of the model to begin with; null where the catalogue has none for this machine."""
         held_bytes = models.held_bytes()
-        return {"models": [asdict(each) for each in await in_daemon_thread(lambda: library.shelved(held_bytes))]}
+        found = await in_daemon_thread(lambda: library.shelved(held_bytes))
+        best = await in_daemon_thread(lambda: library.best(held_bytes))
+        is_admin = request.state.key.is_admin
+        return {"models": [asdict(each) for each in found], "best": best and best.id, "is_admin": is_admin}
 
     @router.get("/models/disk")
     async def disk() -> dict[str, Any]:
         return asdict(await in_daemon_thread(library.disk))
-
-    @router.get("/models/best")
-    async def best() -> dict[str, Any]:
-        """The model to begin with; null where the catalogue has none for this machine."""
-        held_bytes = models.held_bytes()
-        entry = await in_daemon_thread(lambda: library.best(held_bytes))
-        shelved = await in_daemon_thread(lambda: library.shelved(held_bytes))
-        return {"model": next((asdict(each) for each in shelved if entry and each.id == entry.id), None)}
 
     @router.post("/models/defaults", dependencies=changes)
     async def defaults(body: DefaultsBody) -> dict[str, bool]:

@@ -4,6 +4,7 @@ together, over a hub of our own and scripted engines. Screenshots go to tests/ar
 
 import asyncio
 import logging
+import re
 import shutil
 import threading
 import time
@@ -30,7 +31,7 @@ from app.ui.lately import Lately
 from engine.types import EngineStats, RequestClass, Standing
 from tests.app.models.fake_hub import FakeHub, led_here, running
 from tests.app.models.scripted import Engines
-from tests.app.ui.rooms import ADMIN, Known
+from tests.app.ui.rooms import ADMIN, USER, Known
 from tests.app.ui.scripted import ScriptedService
 from tests.checkpoints import tiny_checkpoint
 from tests.fakes import memory_report
@@ -389,3 +390,71 @@ def test_screen_readers_and_weak_eyes_find_their_way(tab: Callable[..., Tab], sc
         one.page.goto(f"{one.page.url.partition('#')[0]}#/{room}")
         one.page.locator(f"#fs-room-{room} :is(.fr-row, .fr-log)").first.wait_for()
         assert serious_findings(one.page) == [], room
+
+
+def test_a_download_is_paused_and_goes_on_from_the_page(tab: Callable[..., Tab], house: House, hub: FakeHub) -> None:
+    hub.pause_s = 2.0
+    models = tab("models", viewport={"width": 1200, "height": 1000})
+    models.room.get_by_label("Repository or folder").fill(TINY)
+    models.room.get_by_role("button", name="Add", exact=True).click()
+    row = models.row("tiny-gptq")
+    row.get_by_role("button", name="Download").click()
+    expect(row).to_contain_text(re.compile("Downloading|Waiting for its turn"))
+    row.get_by_role("button", name="Pause").click()
+    expect(row).to_contain_text("Paused")
+    models.shoot("models-paused")
+    hub.pause_s = 0.0
+    row.get_by_role("button", name="Resume").click()
+    expect(row).to_contain_text("On this machine")
+    house.library.remove("tiny-gptq")
+
+
+def test_a_folder_of_ones_own_is_added_and_a_wrong_one_is_told(
+    tab: Callable[..., Tab], house: House, tmp_path: Path, tiny_files: dict[str, bytes]
+) -> None:
+    for name, content in tiny_files.items():
+        (tmp_path / name).write_bytes(content)
+    models = tab("models")
+    models.room.get_by_label("Repository or folder").fill(str(tmp_path))
+    models.room.get_by_label("Name here").fill("of-my-own")
+    models.room.get_by_role("button", name="Add", exact=True).click()
+    expect(models.row("of-my-own")).to_contain_text("yours")
+    models.room.get_by_label("Repository or folder").fill(str(tmp_path / "nothing"))
+    models.room.get_by_role("button", name="Add", exact=True).click()
+    expect(models.room).to_contain_text("no catalogue id, no alias, no repository (owner/name) and no folder")
+    models.complaints.clear()  # the browser notes the refusal
+    assert house.library.shelf.resolve("of-my-own").folder == tmp_path
+
+
+def test_who_has_no_admin_key_sees_all_and_changes_nothing(browser: Any, tmp_path: Path) -> None:
+    with House(tmp_path, USER) as house:
+        visitor = Tab(browser, house.url, "models")
+        expect(visitor.room).to_contain_text("that takes an admin key")
+        expect(visitor.row(HERE).get_by_role("button", name="Download")).to_be_disabled()
+        visitor.page.goto(f"{house.url}#/settings")
+        port = visitor.page.locator("[data-setting=port]")
+        port.get_by_text("Change", exact=True).click()
+        expect(port.get_by_role("button", name="Keep")).to_be_disabled()
+        visitor.context.close()
+
+
+def test_a_first_visit_is_offered_one_model_and_fetches_it_with_one_button(
+    browser: Any, tmp_path: Path, hub: FakeHub, tiny_files: dict[str, bytes]
+) -> None:
+    with House(tmp_path) as house:
+        best = house.library.best()
+        assert best is not None and best.repo is not None
+        hub.files[best.repo], hub.commits[best.repo] = tiny_files, "c" * 40
+        visitor = Tab(browser, house.url, "chat", viewport={"width": 1000, "height": 800})
+        offer = visitor.page.get_by_role("region", name="A larger model for this machine")
+        expect(offer).to_contain_text(best.id)
+        visitor.shoot("first-visit")
+        offer.get_by_role("button", name="Download and use it").click()
+        wait_until(lambda: house.manager.status().state == "ready")
+        assert house.manager.status().model == best.id
+        expect(offer).to_have_count(0)
+        visitor.page.reload()
+        expect(visitor.page.locator(".fs-welcome")).to_be_visible()
+        expect(offer).to_have_count(0)
+        assert visitor.complaints == [] and visitor.strangers == []
+        visitor.context.close()

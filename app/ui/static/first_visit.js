@@ -10,10 +10,10 @@ const LOOK_EVERY_MS = 1000;
 /** Fills `root`, where there is something to offer: nothing once it was closed, or where a larger model is here. */
 export async function mount(root) {
   if (recall("first_visit_closed", false)) return;
-  const [me, { model }, { models }] = await Promise.all([ask("ui/me"), ask("ui/models/best"), ask("ui/models/shelf")]);
+  const { models, best, is_admin: isAdmin } = await ask("ui/models/shelf");
+  const model = models.find((each) => each.id === best);
   const hasOther = models.some((each) => !each.is_embedded && each.state === "ready");
-  if (!me.is_admin || model === null || hasOther) return;
-  root.append(offer(model));
+  if (isAdmin && model && !hasOther) root.append(offer(model));
 }
 
 function offer(model) {

@@ -45,8 +45,9 @@ async def test_who_asks_is_told_what_it_may(library: Library) -> None:
 
 async def test_the_model_to_begin_with_is_one_of_the_shelf(library: Library) -> None:
     async with client(library) as asked:
-        model = (await asked.get("/ui/models/best")).json()["model"]
-    assert model["id"] in {each.id for each in library.shelved()} and not model["is_embedded"]
+        shelf = (await asked.get("/ui/models/shelf")).json()
+    (model,) = (each for each in shelf["models"] if each["id"] == shelf["best"])
+    assert not model["is_embedded"] and shelf["is_admin"]
 
 
 async def test_the_disk_adds_up(library: Library, tmp_path: Path) -> None:
