@@ -42,23 +42,29 @@ def _few_tokens(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_map
             continue
         block, offset = slot // block_size, slot % block_size
         for h in range(num_kv_heads):
+            key, value = heads[t, num_heads + h], heads[t, num_heads + num_kv_heads + h]
+            keys, kept = k_cache[block, h], v_cache[block, h, offset]
             for i in range(head_dim):
-                k_cache[block, h, i, offset] = heads[t, num_heads + h, i]
-                v_cache[block, h, offset, i] = heads[t, num_heads + num_kv_heads + h, i]
+                kept[i] = value[i]
+            for i in range(head_dim):
+                keys[i, offset] = key[i]
 
 
-@kernel(*_ARGUMENTS, int64)
-def _task(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, task):
-    first, end = task * _TOKENS, (task + 1) * _TOKENS
+@kernel(*_ARGUMENTS, int64, int64)
+def _task(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, num_tokens, task):
+    first, end = task * num_tokens, (task + 1) * num_tokens
     positions, slot_mapping = positions[first:end], slot_mapping[first:end]
     _few_tokens(heads[first:end], num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping)
 
 
 @kernel(*_ARGUMENTS, int64, parallel=True)
 def _many_tokens(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, num_threads):
-    num_tasks, counter = (heads.shape[0] + _TOKENS - 1) // _TOKENS, np.zeros(1, np.int64)
+    # Keys of 16 tokens share a line of the cache. Threads that write into one at the same time wait for each other:
+    # of a prompt each takes many tokens at once.
+    num_tokens = max(_TOKENS, heads.shape[0] // (4 * num_threads))
+    num_tasks, counter = (heads.shape[0] + num_tokens - 1) // num_tokens, np.zeros(1, np.int64)
     for _ in prange(num_threads):
         task = take(counter)
         while task < num_tasks:
-            _task(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, task)
+            _task(heads, num_heads, positions, cos_sin, k_cache, v_cache, slot_mapping, num_tokens, task)
             task = take(counter)
