@@ -210,7 +210,7 @@ def _load_decoder(
 
     is_quantized, dtype_name = checkpoint.format is not None, str(dtype).removeprefix("torch.")
     head_in_8_bits = quantizes_head(config, device.kind, dtype_name, is_quantized=is_quantized)
-    with _kept_weights(config, checkpoint, device, reader.total_bytes()) as kept:
+    with _kept_weights(config, checkpoint, device, dtype, reader.total_bytes()) as kept:
         builder = DecoderBuilder(
             spec, reader, checkpoint.format, device.torch, dtype, kept, quantizes_head=head_in_8_bits
         )
@@ -236,13 +236,13 @@ def _load_decoder(
 
 
 def _kept_weights(
-    config: EngineConfig, checkpoint: Checkpoint, device: Device, needed_bytes: int
+    config: EngineConfig, checkpoint: Checkpoint, device: Device, dtype: torch.dtype, needed_bytes: int
 ) -> AbstractContextManager[KeptWeights | None]:
     """Only a card's form is worth it, and only a folder on disk has a place."""
     is_wanted = config.keep_packed and device.kind == "cuda" and checkpoint.format is not None
     if not (is_wanted and checkpoint.folder.is_dir()):
         return nullcontext()
-    return closing(KeptWeights(checkpoint.folder, device.torch, needed_bytes))
+    return closing(KeptWeights(checkpoint.folder, device.torch, dtype, needed_bytes))
 
 
 def _torch_dtype(name: str) -> torch.dtype:

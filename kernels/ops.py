@@ -296,9 +296,10 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def pack_weight(
-    codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, group_size: int
+    codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, group_size: int, dtype: torch.dtype
 ) -> PackedWeight | None:
-    """A 4-bit weight in the form that the kernels of its tensors' device take; None if they take no such numbers.
+    """A 4-bit weight in the form that the kernels of its tensors' device take for activations in `dtype`; None if they
+    take no such numbers.
 
     codes    uint8 [K, N] of 0..15
     scales   [ceil(K / group_size), N], sign kept
@@ -306,7 +307,8 @@ def pack_weight(
     A lone group may be shorter than group_size. Raises ValueError when the shapes do not belong together.
     """
     if codes.is_cuda:
-        return pack_planar(codes, scales, offsets, group_size) if can_hold(group_size, scales, offsets) else None
+        is_held = can_hold(group_size, scales, offsets, dtype)
+        return pack_planar(codes, scales, offsets, group_size, dtype) if is_held else None
     # One group grows to the tile; of several all keep their size, and the last is filled up to it.
     num_groups = scales.shape[0]
     whole = group_size * num_groups if num_groups > 1 else group_size + -group_size % _CPU_TILE_K

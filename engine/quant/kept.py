@@ -1,8 +1,8 @@
 """Packed weights kept beside the checkpoint: the next load on a card reads them as they will lie in its memory.
 
 A folder `packed-KEY` holds safetensors files and an index, which is written last: without it nothing is read. KEY
-changes with the checkpoint's files and with the layout, and the folder of another key is removed. What cannot be kept
-is no error, for the checkpoint itself is there: `note` says why.
+changes with the checkpoint's files, the arithmetic and the layout, and the folder of another key is removed. What
+cannot be kept is no error, for the checkpoint itself is there: `note` says why.
 """
 
 import hashlib
@@ -45,9 +45,10 @@ class KeptWeights:
     note  why they will not be kept, "" if they will
     """
 
-    def __init__(self, folder: Path, device: torch.device, needed_bytes: int) -> None:
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, needed_bytes: int) -> None:
+        """dtype: of the arithmetic, by which a zero counts as whole or not (`kernels.gpu.planar`)."""
         self._device = device
-        self._folder = folder / f"packed-{_key(folder)}"
+        self._folder = folder / f"packed-{_key(folder, dtype)}"
         self._index = _read_index(self._folder)
         self._files: dict[str, Any] = {}
         self.note = "" if self._index else _refusal(folder, needed_bytes)
@@ -156,11 +157,11 @@ def _name(modules: Sequence[str]) -> str:
     return "|".join(modules)
 
 
-def _key(folder: Path) -> str:
+def _key(folder: Path, dtype: torch.dtype) -> str:
     """Of the files as they lie there: names, lengths, times of change. Reading gigabytes for a hash would cost more
     than it saves; a file that is replaced has another time.
     """
-    parts: list[object] = [LAYOUT_VERSION]
+    parts: list[object] = [LAYOUT_VERSION, str(dtype)]
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
         stat = path.stat()
         parts.append((path.name, stat.st_size, stat.st_mtime_ns))

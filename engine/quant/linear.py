@@ -241,7 +241,7 @@ class LinearLoader:
             quantized = self._format.read(self._reader, prefix)
             check_numbers(quantized)
             self._note_precision(quantized)
-            return quantized if quantized.bits <= _PACKED_BITS else _as_dense(quantized)
+            return quantized if quantized.bits <= _PACKED_BITS else _as_dense(quantized, torch.float16)
         if self._reader.has(f"{prefix}.weight"):
             return DenseTensors(prefix, self._reader.get(f"{prefix}.weight"), read_bias(self._reader, prefix))
         found = sorted(name.removeprefix(prefix + ".") for name in self._names_of(prefix))
@@ -273,16 +273,19 @@ class LinearLoader:
         return linear
 
     def _unpackable(self, module: QuantizedTensors) -> DenseTensors:
+        """Under fp32 arithmetic in fp32, so that no number of the checkpoint is rounded."""
+        in_full = self._dtype is torch.float32
         which = f"groups of {module.group_size} inputs, or zeros that are no codes,"
-        self._notes[f"Modules with {which} are held as 16-bit weights on a card: four times their size."] = None
-        return _as_dense(module)
+        as_what = "32-bit weights on a card: eight" if in_full else "16-bit weights on a card: four"
+        self._notes[f"Modules with {which} are held as {as_what} times their size."] = None
+        return _as_dense(module, torch.float32 if in_full else torch.float16)
 
     def _pack(self, modules: Sequence[QuantizedTensors]) -> ops.PackedWeight | None:
         codes, scales, offsets = (
             torch.cat([getattr(module, part).to(self._device) for module in modules], dim=1)
             for part in ("codes", "scales", "offsets")
         )
-        return ops.pack_weight(codes, scales, offsets, modules[0].group_size)
+        return ops.pack_weight(codes, scales, offsets, modules[0].group_size, self._dtype)
 
     def _cat_biases(self, modules: Sequence[DenseTensors | QuantizedTensors]) -> torch.Tensor | None:
         if all(module.bias is None for module in modules):
@@ -305,9 +308,9 @@ def place(weight: torch.Tensor, device: torch.device, dtype: torch.dtype) -> tor
     return weight.to(device, weight.dtype if keeps_16_bits else dtype)
 
 
-def _as_dense(module: QuantizedTensors) -> DenseTensors:
-    """In fp16, whose 11 bits hold more of code * scale than bf16's 8; `check_numbers` has seen that it fits."""
-    return DenseTensors(module.prefix, module.dequantize().T.to(torch.float16).contiguous(), module.bias)
+def _as_dense(module: QuantizedTensors, dtype: torch.dtype) -> DenseTensors:
+    """In fp16 rather than bf16: 11 bits hold more of code * scale than 8 do, and `check_numbers` has seen that it fits."""
+    return DenseTensors(module.prefix, module.dequantize().T.to(dtype).contiguous(), module.bias)
 
 
 def _fusable(modules: Sequence[DenseTensors | QuantizedTensors]) -> list[list[DenseTensors | QuantizedTensors]]:

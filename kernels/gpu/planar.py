@@ -19,9 +19,9 @@ TILE_N = 256  # outputs are padded to it: the largest tile of any kernel
 SYMMETRIC_ZERO = 8
 _DEPTHS = (64, 32, 16)  # of a plane, the best first: fewer, longer steps
 _MAX_ZERO = 127  # what 7 bits of bf16's mantissa hold beside the code
-# Of a code: offsets of whole zeros are off by 0.053 at most where they were rounded to bf16, by 0.0073 in fp16 (all
-# scales of the type tried). A weight whose zeros lie between codes is off by more somewhere.
-_ZERO_ERROR = 0.06
+# Of a code, what a zero may be off: some formats store it times the scale, rounded to 16 bits (0.0073 of a code in
+# fp16, 0.053 in bf16, all scales tried). Within half a step of a weight of 16 codes the arithmetic's rounding hides it.
+_LARGEST_CODE, _COMPUTED_ZERO_ERROR = 16, 1e-5  # the latter: of a zero times its scale in fp32, divided by it again
 _MIN_TILE_N, _MAX_ROW_TILES = 32, 8
 
 
@@ -123,16 +123,25 @@ def paired(halves: torch.Tensor, order: torch.Tensor | None = None) -> torch.Ten
     return both.view(2, -1, 8).transpose(0, 1).reshape(-1)
 
 
-def can_hold(group_size: int, scales: torch.Tensor, offsets: torch.Tensor) -> bool:
-    """Whether `pack_planar` takes it. Not, for now: groups that are no multiple of 16, zeros that are no codes."""
+def can_hold(group_size: int, scales: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether `pack_planar` takes it. Not, for now: groups that are no multiple of 16, zeros that are no codes as
+    far as arithmetic in `dtype` can tell.
+    """
     zeros = _zeros(scales, offsets)
-    is_code = (zeros - zeros.round()).abs().max() <= _ZERO_ERROR and zeros.min() >= 0 and zeros.max() <= _MAX_ZERO
+    allowed = max(_LARGEST_CODE * torch.finfo(dtype).eps / 2, _COMPUTED_ZERO_ERROR)
+    is_code = (zeros - zeros.round()).abs().max() <= allowed and zeros.min() >= 0 and zeros.max() <= _MAX_ZERO
     return _depth(group_size, scales.shape[0]) is not None and bool(is_code)
 
 
-def pack_planar(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, group_size: int) -> PlanarWeight:
+def pack_planar(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor,
+    group_size: int,
+    dtype: torch.dtype = torch.float16,
+) -> PlanarWeight:
     """codes uint8 [K, N] of 0..15; scales and fp32 offsets = -zero * scale, [ceil(K / group_size), N], on the device
-    where the weight will be used. A lone group may be shorter than group_size.
+    where the weight will be used, by arithmetic in `dtype`. A lone group may be shorter than group_size.
 
     Raises ValueError when the shapes do not belong together or the numbers do not fit; see `can_hold`.
     """
@@ -141,7 +150,7 @@ def pack_planar(codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
     if scales.shape != offsets.shape or scales.shape[1] != n or num_groups != max(1, -(-k // group_size)):
         shapes = f"scales {tuple(scales.shape)}, offsets {tuple(offsets.shape)}, groups of {group_size}"
         raise ValueError(f"codes {tuple(codes.shape)} with {shapes}")
-    if depth is None or not can_hold(group_size, scales, offsets):
+    if depth is None or not can_hold(group_size, scales, offsets, dtype):
         raise ValueError(f"groups of {group_size} or zeros that are no whole codes have no planar form")
     zeros = _zeros(scales, offsets).round().to(torch.int32)
     has_zeros = bool((zeros != SYMMETRIC_ZERO).any())

@@ -38,7 +38,7 @@ def _packed(seed: int, *, asymmetric: bool = False, ordered: bool = False) -> Pa
 
 
 def _keep(checkpoint: Path, **modules: PackedModules) -> None:
-    store = KeptWeights(checkpoint, _HOST, 0)
+    store = KeptWeights(checkpoint, _HOST, torch.float16, 0)
     for name, packed in modules.items():
         assert store.find([name]) is None
         store.add([name], packed)
@@ -58,7 +58,7 @@ def test_what_was_added_is_found_bit_for_bit(
     monkeypatch.setattr(kept, "_FILE_BYTES", file_bytes)
     added = {"q": _packed(0), "k": _packed(1, asymmetric=True), "o": _packed(2, ordered=True)}
     _keep(checkpoint, **added)
-    store = KeptWeights(checkpoint, _HOST, 0)
+    store = KeptWeights(checkpoint, _HOST, torch.float16, 0)
     for name, packed in added.items():
         found = store.find([name])
         assert found is not None
@@ -78,7 +78,7 @@ def test_another_checkpoint_in_the_same_place_finds_nothing_and_takes_the_room(c
 
 
 def test_a_load_that_breaks_off_leaves_nothing(checkpoint: Path) -> None:
-    store = KeptWeights(checkpoint, _HOST, 0)
+    store = KeptWeights(checkpoint, _HOST, torch.float16, 0)
     store.add(["q"], _packed(0))
     store.close()
     assert sorted(path.name for path in checkpoint.iterdir()) == ["config.json", "model.safetensors"]
@@ -89,7 +89,7 @@ def test_what_a_killed_load_left_is_removed_when_it_is_old(checkpoint: Path) -> 
         (checkpoint / name).mkdir()
         then = time.time() - age_s
         os.utime(checkpoint / name, (then, then))
-    KeptWeights(checkpoint, _HOST, 0).close()
+    KeptWeights(checkpoint, _HOST, torch.float16, 0).close()
     assert [path.name for path in checkpoint.glob("packing-*")] == ["packing-new"]
 
 
@@ -104,7 +104,7 @@ def test_a_full_disk_is_told_with_its_numbers_and_stops_nothing(
 ) -> None:
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(6_000_000_000))
-    store = KeptWeights(checkpoint, _HOST, 3_000_000_000)
+    store = KeptWeights(checkpoint, _HOST, torch.float16, 3_000_000_000)
     assert "they take 3.0 GB, and of the disk's 6.0 GB free" in store.note
     store.add(["q"], _packed(0))
     store.finish([])
@@ -117,7 +117,7 @@ def test_a_disk_that_fills_up_meanwhile_stops_nothing(checkpoint: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(kept, "save_file", full)
-    store = KeptWeights(checkpoint, _HOST, 0)
+    store = KeptWeights(checkpoint, _HOST, torch.float16, 0)
     store.add(["q"], _packed(0))
     store.finish([])
     assert "No space left on device" in store.note

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, EngineError
 from engine.loading import load_runner
+from engine.quant.base import QuantizedTensors
 from engine.quant.check import ProductCheck
 from engine.quant.formats import open_format
 from engine.quant.kept import KeptWeights
@@ -28,7 +29,7 @@ from engine.quant.linear import (
     with_activation,
 )
 from kernels import ops
-from kernels.gpu.planar import PlanarWeight, pack_planar
+from kernels.gpu.planar import PlanarWeight, can_hold, pack_planar
 from tests import packers
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.quant.memory_reader import MemoryReader
@@ -276,7 +277,7 @@ def test_a_second_load_takes_the_packed_weights_and_reads_nothing(
     tensors, dense = _gptq("a", 0)
     fmt = open_format(Path("nowhere"), {"quantization_config": _GPTQ})
     for readable in (tensors, {name: torch.empty(0) for name in tensors}):
-        kept = KeptWeights(tmp_path, _CPU, 0)
+        kept = KeptWeights(tmp_path, _CPU, torch.float16, 0)
         reader = MemoryReader(readable)
         loader = LinearLoader(reader, fmt, _CPU, torch.float32, "bfloat16", kept)
         assert _worst_error(loader.load(["a"], (64, 128)), dense) < 1e-4
@@ -310,3 +311,24 @@ def test_only_packed_weights_on_a_card_take_the_activation_in() -> None:
 
 def _planar(k: int, n: int) -> PlanarWeight:
     return pack_planar(*numbers(k, n, k, has_zeros=True).parts, k)
+
+
+def test_zeros_that_were_rounded_are_whole_to_16_bits_and_as_stored_to_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card, that is: gemv_fast stores each zero times its scale in fp16."""
+
+    def pack(codes, scales, offsets, group_size, dtype):
+        is_held = can_hold(group_size, scales, offsets, dtype)
+        return pack_planar(codes, scales, offsets, group_size, dtype) if is_held else None
+
+    monkeypatch.setattr(ops, "pack_weight", pack)
+    given = numbers(128, 64, 64, has_zeros=True)
+    codes, scales, offsets = (part.cpu() for part in (given.codes, given.scales, given.offsets.half().float()))
+    module = QuantizedTensors("a", 4, 64, codes, scales, offsets, None, None)
+    loaders = {
+        dtype: LinearLoader(MemoryReader({}), None, _CPU, dtype, "float16") for dtype in (torch.float16, torch.float32)
+    }
+    built = {dtype: loader._build([module]) for dtype, loader in loaders.items()}
+    assert isinstance(built[torch.float16], W4Linear) and loaders[torch.float16].notes == ()
+    exact = built[torch.float32]
+    assert isinstance(exact, DenseLinear) and torch.equal(exact.weight, module.dequantize().T)
+    assert "32-bit weights on a card: eight times" in loaders[torch.float32].notes[0]
