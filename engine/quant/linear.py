@@ -309,7 +309,7 @@ def place(weight: torch.Tensor, device: torch.device, dtype: torch.dtype) -> tor
 
 
 def _as_dense(module: QuantizedTensors, dtype: torch.dtype) -> DenseTensors:
-    """In fp16 rather than bf16: 11 bits hold more of code * scale than 8 do, and `check_numbers` has seen that it fits."""
+    """In fp16 rather than bf16: 11 bits hold more of code * scale than 8, and `check_numbers` has seen that it fits."""
     return DenseTensors(module.prefix, module.dequantize().T.to(dtype).contiguous(), module.bias)
 
 

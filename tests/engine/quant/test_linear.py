@@ -324,11 +324,8 @@ def test_zeros_that_were_rounded_are_whole_to_16_bits_and_as_stored_to_fp32(monk
     given = numbers(128, 64, 64, has_zeros=True)
     codes, scales, offsets = (part.cpu() for part in (given.codes, given.scales, given.offsets.half().float()))
     module = QuantizedTensors("a", 4, 64, codes, scales, offsets, None, None)
-    loaders = {
-        dtype: LinearLoader(MemoryReader({}), None, _CPU, dtype, "float16") for dtype in (torch.float16, torch.float32)
-    }
-    built = {dtype: loader._build([module]) for dtype, loader in loaders.items()}
-    assert isinstance(built[torch.float16], W4Linear) and loaders[torch.float16].notes == ()
-    exact = built[torch.float32]
+    half, full = (LinearLoader(MemoryReader({}), None, _CPU, t, "float16") for t in (torch.float16, torch.float32))
+    assert isinstance(half._build([module]), W4Linear) and half.notes == ()
+    exact = full._build([module])
     assert isinstance(exact, DenseLinear) and torch.equal(exact.weight, module.dequantize().T)
-    assert "32-bit weights on a card: eight times" in loaders[torch.float32].notes[0]
+    assert "32-bit weights on a card: eight times" in full.notes[0]
