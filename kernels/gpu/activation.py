@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.launch import Launchable
 from kernels.gpu.sizes import cdiv
 
 _BLOCK = 1024
@@ -39,6 +40,7 @@ def _launch(gate_up: torch.Tensor, activation: str, *, is_paired: bool) -> torch
     return out
 
 
+@Launchable
 @triton.jit
 def _gated(gate_up_ptr, out_ptr, width, ACTIVATION: tl.constexpr, IS_PAIRED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -73,7 +75,7 @@ def aot_cases() -> Iterable[AotCase]:
     for dtype, activation, is_paired in (("fp16", "silu", False), ("bf16", "gelu_tanh", False), ("fp16", "silu", True)):
         yield AotCase(
             name=f"activation {dtype} {activation}{' paired' if is_paired else ''}",
-            kernel=_gated,
+            kernel=_gated.kernel,
             types={"gate_up_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "width": "i32"},
             constants={"ACTIVATION": activation, "IS_PAIRED": is_paired, "BLOCK": _BLOCK},
             multiples_of_16=frozenset({"width"}),

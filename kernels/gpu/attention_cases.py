@@ -48,14 +48,14 @@ def _split_case(
     counts = range(1, few + 1) if tile.rows == LEAST_ROWS else range(few + 1, SHORT_QUERIES + 1)
     constants = split_constants(head_dim, _KV_HEADS, _GROUP, tile, counts, a_chunk_each)
     detail = f"rows {tile.rows}" + " a chunk each" * a_chunk_each
-    return _case(split_kernel, detail, head_dim, size, tile, archs, window, has_cap, constants)
+    return _case(split_kernel.kernel, detail, head_dim, size, tile, archs, window, has_cap, constants)
 
 
 def _prompt_case(
     head_dim: int, size: int, tile: Tile, archs: tuple[int, ...], window: int = 0, has_cap: bool = False
 ) -> AotCase:
     constants = prompt_constants(_GROUP, tile)
-    return _case(prompt_kernel, "", head_dim, size, tile, archs, window, has_cap, constants)
+    return _case(prompt_kernel.kernel, "", head_dim, size, tile, archs, window, has_cap, constants)
 
 
 def _case(

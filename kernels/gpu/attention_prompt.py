@@ -8,8 +8,10 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attention_tile import attend, load_keys, load_queries, slots, start, whole
+from kernels.gpu.launch import Launchable
 
 
+@Launchable
 @triton.jit(do_not_specialize=["num_seqs", "table_stride"])
 def prompt_kernel(
     q, keys, values, key_scales, value_scales, out,

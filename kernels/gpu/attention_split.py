@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attention_tile import attend, load_keys, load_queries, slots, start, whole
+from kernels.gpu.launch import Launchable
 
 
 @triton.jit
@@ -34,6 +35,7 @@ def _chunks(length, count, N: tl.constexpr, CHUNK_LOG2: tl.constexpr, MOST_CHUNK
     return first_seen, size_log2, (tl.maximum(length - 1, 0) >> size_log2) - (first_seen >> size_log2) + 1
 
 
+@Launchable
 @triton.jit(do_not_specialize=["num_seqs", "table_stride", "max_chunks", "num_rows_kept"])
 def split_kernel(
     q, keys, values, key_scales, value_scales, out, partial, stats, counters,

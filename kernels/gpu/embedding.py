@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.launch import Launchable
 from kernels.gpu.sizes import cdiv
 
 _BLOCK = 1024
@@ -22,6 +23,7 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float, dtype: tor
     return out
 
 
+@Launchable
 @triton.jit
 def _embed(token_ids_ptr, table_ptr, out_ptr, width, scale, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
@@ -39,7 +41,7 @@ def aot_cases() -> Iterable[AotCase]:
         pointers = {"token_ids_ptr": "*i64", "table_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
         yield AotCase(
             name=f"embedding {dtype}",
-            kernel=_embed,
+            kernel=_embed.kernel,
             types={**pointers, "width": "i32", "scale": "fp32"},
             constants={"BLOCK": _BLOCK},
             multiples_of_16=frozenset({"width"}),

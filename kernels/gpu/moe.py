@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.launch import Launchable
 from kernels.gpu.sizes import cdiv, next_power_of_2
 
 _CHUNK = 1024  # pairs that one step of the grouping looks at
@@ -87,6 +88,7 @@ def add_up(answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@Launchable
 @triton.jit
 def _route(
     logits_ptr,
@@ -121,6 +123,7 @@ def _route(
     tl.store(chosen_ptr + at, ids, mask=place < NUM_CHOSEN)
 
 
+@Launchable
 @triton.jit
 def _group(
     chosen_ptr,
@@ -172,6 +175,7 @@ def _group(
         tile += 32
 
 
+@Launchable
 @triton.jit
 def _add_up(answers_ptr, weights_ptr, out_ptr, width, NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
@@ -188,7 +192,7 @@ def aot_cases() -> Iterable[AotCase]:
     for num_experts, num_chosen in ((8, 2), (128, 8)):
         yield AotCase(
             name=f"moe route {num_chosen} of {num_experts}",
-            kernel=_route,
+            kernel=_route.kernel,
             types={"logits_ptr": "*fp16", "weights_ptr": "*fp32", "chosen_ptr": "*i32", "num_experts": "i32"},
             constants={"NUM_CHOSEN": num_chosen, "RENORMALISE": True, "EXPERTS": num_experts, "CHOSEN": num_chosen},
             num_warps=1,
@@ -196,13 +200,13 @@ def aot_cases() -> Iterable[AotCase]:
         names = ("num_pairs", "num_tiles", "num_experts")
         yield AotCase(
             name=f"moe group {num_experts}",
-            kernel=_group,
+            kernel=_group.kernel,
             types={"chosen_ptr": "*i32", "pairs_ptr": "*i32", "experts_ptr": "*i32"} | dict.fromkeys(names, "i32"),
             constants={"TILE": 16, "BINS": next_power_of_2(num_experts + 1), "CHUNK": _CHUNK},
         )
         yield AotCase(
             name=f"moe add up {num_chosen}",
-            kernel=_add_up,
+            kernel=_add_up.kernel,
             types={"answers_ptr": "*fp16", "weights_ptr": "*fp32", "out_ptr": "*fp16", "width": "i32"},
             constants={"NUM_CHOSEN": num_chosen, "BLOCK": 1024},
             multiples_of_16=frozenset({"width"}),

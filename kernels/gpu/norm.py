@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.launch import Launchable
 from kernels.gpu.sizes import next_power_of_2
 
 
@@ -54,6 +55,7 @@ def _num_warps(block: int) -> int:
     return min(max(block // 256, 1), 16)
 
 
+@Launchable
 @triton.jit
 def _add_rms_norm(x_ptr, residual_ptr, weight_ptr, x_norm_ptr, order_ptr, out_ptr, width, eps, BLOCK: tl.constexpr):
     """out[row, i] = norm(residual[row] + x[row])[order[i]]; pointers that are None leave their part out."""
@@ -95,7 +97,7 @@ def aot_cases() -> Iterable[AotCase]:
         pointers |= {name: optional[name] for name in parts}
         yield AotCase(
             name=f"norm {width} {dtype} {' '.join(parts)}",
-            kernel=_add_rms_norm,
+            kernel=_add_rms_norm.kernel,
             types={name: f"*{of}" for name, of in pointers.items()} | {"width": "i32", "eps": "fp32"},
             constants={"BLOCK": block} | {name: None for name in optional if name not in parts},
             num_warps=_num_warps(block),

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.launch import Launchable
 from kernels.gpu.sizes import cdiv, next_power_of_2
 from kernels.paged_kv import PagedKV
 
@@ -59,6 +60,7 @@ def _tile(head_dim: int, half: int) -> dict[str, int]:
     return {"HEADS": _HEADS, "HALF_BLOCK": next_power_of_2(half), "REST_BLOCK": rest}
 
 
+@Launchable
 @triton.jit
 def _rope_write_kv(
     heads_ptr,
@@ -181,7 +183,7 @@ def aot_cases() -> Iterable[AotCase]:
                 constants[name] = None
         yield AotCase(
             name=f"rope_kv {dtype} {head_dim}{' norms' if is_normed else ''}{' int8' if is_int8 else ''}",
-            kernel=_rope_write_kv,
+            kernel=_rope_write_kv.kernel,
             types=types | optional,
             constants=constants,
             num_warps=_NUM_WARPS,

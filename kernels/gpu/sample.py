@@ -15,6 +15,7 @@ import triton.language as tl
 
 from kernels.choices import Choices
 from kernels.gpu.cases import AotCase
+from kernels.gpu.launch import Launchable
 from kernels.gpu.sizes import cdiv, next_power_of_2
 
 _BLOCK = 128  # tokens
@@ -68,6 +69,7 @@ def choose_tokens(
     return token_ids
 
 
+@Launchable
 @triton.jit
 def _summarise(
     logits_ptr,
@@ -92,6 +94,7 @@ def _summarise(
     tl.store(sums_ptr + at, sums, mask=block < num_blocks)
 
 
+@Launchable
 @triton.jit
 def _choose(
     logits_ptr,
@@ -400,7 +403,7 @@ def aot_cases() -> Iterable[AotCase]:
     floats = {"logits_ptr": "*fp32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
     yield AotCase(
         name="sample summarise",
-        kernel=_summarise,
+        kernel=_summarise.kernel,
         types=numbers | floats,
         constants={"BLOCK": _BLOCK, "BLOCKS": _SUMMARISED},
         multiples_of_16=frozenset({"vocab_size"}),
@@ -409,7 +412,7 @@ def aot_cases() -> Iterable[AotCase]:
     ids = {"token_ids_ptr": "*i64", "last_token_ids_ptr": "*i64"}
     yield AotCase(
         name="sample choose",
-        kernel=_choose,
+        kernel=_choose.kernel,
         types=numbers | floats | pointers | ids,
         constants={"BLOCK": _BLOCK, "BLOCKS": 2048, "TILE": _TILE},
         num_warps=_NUM_WARPS,

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.launch import Launchable
 from kernels.gpu.nibbles import scale_of, unpack
 from kernels.gpu.planar import PlanarWeight
 from kernels.gpu.sizes import cdiv
@@ -12,6 +13,7 @@ _TILE, _WARPS = 64, 8  # outputs of a block, which takes one step of K
 _SCRATCH_BYTES = 64 * 2**20
 
 
+@Launchable
 @triton.jit
 def _dequantize(
     codes,

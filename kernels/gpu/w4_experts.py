@@ -12,6 +12,7 @@ import triton.language as tl
 
 from kernels.gpu import moe
 from kernels.gpu.cases import AotCase, WeightLoop
+from kernels.gpu.launch import Launchable
 from kernels.gpu.moe import Grouping
 from kernels.gpu.planar import PLANES, StackedWeights
 from kernels.gpu.sizes import cdiv
@@ -80,6 +81,7 @@ def _constants(tile: int, depth: int, planes_a_group: int, has_zeros: bool) -> d
     return sizes | {"SCALE_WEIGHTS": tile >= _SCALED_FROM, "HAS_ZEROS": has_zeros}
 
 
+@Launchable
 @triton.jit(do_not_specialize=["num_pairs", "num_steps", "num_groups", "pairs_a_row"])
 def _w4_experts(
     x,
@@ -141,7 +143,7 @@ def aot_cases() -> Iterable[AotCase]:
             types |= dict.fromkeys((*sizes, "num_pairs", "num_steps", "num_groups", "pairs_a_row"), "i32")
             yield AotCase(
                 f"w4 experts {dtype} tiles of {tile} rows, {'zeros' if has_zeros else 'symmetric'}",
-                _w4_experts,
+                _w4_experts.kernel,
                 types,
                 _constants(tile, 64, 2, has_zeros) | {"WHOLE_K": True, "PORTABLE": False},
                 _WARPS,

@@ -17,6 +17,7 @@ import triton.language as tl
 from kernels.gpu import table, w4_dense
 from kernels.gpu.activation import gated_pairs
 from kernels.gpu.cases import AotCase, WeightLoop
+from kernels.gpu.launch import Launchable
 from kernels.gpu.planar import PLANES, PairedWeight, PlanarWeight
 from kernels.gpu.sizes import cdiv
 from kernels.gpu.table import Config
@@ -109,6 +110,7 @@ def _constants(config: Config, depth: int, planes_a_group: int, has_zeros: bool)
     }
 
 
+@Launchable
 @triton.jit(do_not_specialize=["num_rows", "steps_a_share", "num_steps"])
 def _w4_gemm(
     x,
@@ -263,7 +265,7 @@ def _aot_case(
     tile = f"{config.bm}x{config.bn}x{4 * min(depth, config.depth)}, {config.warps} warps, {config.stages} stages"
     return AotCase(
         f"w4 {dtype} to {bucket} rows{f' and {activation}' if activation else ''}: {tile}, {form}",
-        _w4_gemm,
+        _w4_gemm.kernel,
         types,
         constants,
         num_warps,

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.cases import AotCase
+from kernels.gpu.launch import Launchable
 from kernels.gpu.sizes import cdiv
 from kernels.w8 import GROUP, W8Weight
 
@@ -95,6 +96,7 @@ def _tile(config: Config, num_inputs: int) -> dict[str, int]:
     return {"K": num_inputs, "BM": config.bm, "BN": config.bn, "GROUP": GROUP, "num_stages": config.stages}
 
 
+@Launchable
 @triton.jit(do_not_specialize=["num_rows"])
 def _w8_gemm(
     x_ptr,
@@ -162,7 +164,7 @@ def aot_cases() -> Iterable[AotCase]:
             constants = _tile(config, 4096) | {"PORTABLE": False}
             yield AotCase(
                 name=f"w8 {config.bm} {dtype}",
-                kernel=_w8_gemm,
+                kernel=_w8_gemm.kernel,
                 types=types | {"num_rows": "i32", "num_outputs": "i32"},
                 num_stages=constants.pop("num_stages"),
                 constants=constants,
