@@ -41,11 +41,25 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> ModelRunner:
     Raises EngineError: BadCheckpoint, UnsupportedModel, OutOfMemory, BadRequest.
     """
     on_progress("looking at the folder", 0.0)
-    return make_runner(config, open_checkpoint(Path(config.model)), on_progress)
+    checkpoint = open_checkpoint(Path(config.model))
+    with open_compilers(config) as processes:
+        return make_runner(config, checkpoint, on_progress, processes)
 
 
-def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progress) -> ModelRunner:
-    """Read the weights, size the KV pool, run one step to warm up. Raises as `load_runner`."""
+def open_compilers(config: EngineConfig) -> AbstractContextManager[ops.CompileProcesses | None]:
+    """Processes that compile kernels for `make_runner`: to be opened before anything asks for the device."""
+    return ops.compile_processes(config.device, usable_cores())
+
+
+def make_runner(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    on_progress: Progress,
+    processes: ops.CompileProcesses | None = None,
+) -> ModelRunner:
+    """Read the weights, size the KV pool, run one step to warm up. Without `processes` (of `open_compilers`) kernels are
+    compiled in threads. Raises as `load_runner`.
+    """
     on_progress("looking at the device", 0.0)
     device = _open_device(config)
     _prepare_kernels(device, on_progress)
@@ -58,7 +72,8 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, on_progress: Progr
     _, kv_dtype_name = plan_cache(config, spec, device, expected, dtype_name)  # refuses before anything is read
     grammars = GrammarCompiler(checkpoint.folder, spec.vocab_size, checkpoint.eos_token_ids)
     kv_dtype = _torch_dtype(kv_dtype_name)
-    decoder, weights_bytes, notes = _load_decoder(config, checkpoint, reader, device, dtype, kv_dtype, on_progress)
+    load = partial(_load_decoder, config, checkpoint, reader, device, dtype, kv_dtype)
+    decoder, weights_bytes, notes = load(on_progress, processes)
 
     if config.cache_dir is not None:
         ops.tune(packed_weights(decoder.linears), dtype, Path(config.cache_dir), partial(_show_tuning, on_progress))
@@ -196,6 +211,7 @@ def _load_decoder(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     on_progress: Progress,
+    processes: ops.CompileProcesses | None,
 ) -> tuple[Decoder, int, tuple[str, ...]]:
     """The decoder, checked and on a card with its kernels; the bytes that its weights and angles take, and notes on how
     they were read.
@@ -214,7 +230,14 @@ def _load_decoder(
         builder = DecoderBuilder(
             spec, reader, checkpoint.format, device.torch, dtype, kept, quantizes_head=head_in_8_bits
         )
-        decoder = builder.build(asked_context(config, spec), on_layer)
+        kernels_are_ready: Callable[[], object] = tuple
+
+        def compile_early(few: Decoder) -> None:
+            nonlocal kernels_are_ready
+            if device.kind == "cuda" and few.waits_for_nothing:
+                kernels_are_ready = compile_kernels(config, few, device, kv_dtype, builder.checks, processes)
+
+        decoder = builder.build(asked_context(config, spec), on_layer, compile_early)
         unused = builder.unused()
         reader.close()
         if unused:
@@ -222,9 +245,9 @@ def _load_decoder(
             raise BadCheckpoint(
                 f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}."
             )
-        if device.kind == "cuda" and decoder.waits_for_nothing:
+        if device.kind == "cuda":
             on_progress("compiling kernels (once for a card and a model; later starts are quick)", 0.85)
-            compile_kernels(config, decoder, device, kv_dtype, builder.checks)
+            kernels_are_ready()
         builder.check_products()
         notes = builder.notes
         if kept is not None:

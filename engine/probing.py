@@ -1,6 +1,6 @@
 """Steps that nobody asked for, run at a card's start: to compile kernels, and to see what the largest step takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -27,14 +27,18 @@ _SHORT, _LONG = 12, 24
 
 
 def compile_kernels(
-    config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype, checks: Sequence[ProductCheck]
-) -> None:
-    """Have the kernels compiled that a start needs, and in threads those of other sizes of steps, side by side.
+    config: EngineConfig,
+    few: Decoder,
+    device: Device,
+    kv_dtype: torch.dtype,
+    checks: Sequence[ProductCheck],
+    processes: ops.CompileProcesses | None = None,
+) -> Callable[[], int]:
+    """Have the kernels compiled that a start needs, which the result waits for, and then those of other sizes of steps.
 
-    Layers are alike, so that one of each kind is enough. The decoder must wait for nothing.
+    few: a decoder with a layer of each kind, which must wait for nothing.
     """
-    at_start, others = _at_start(config, decoder, device), _others(config, decoder, device)
-    few = decoder.with_layers(_first_of_each_kind(decoder))
+    at_start, others = _at_start(config, few, device), _others(config, few, device)
     blocks = max(_num_blocks(lengths, config.block_size) for lengths in (*at_start, *others))
     cache = KVCache(few.spec, blocks, config.block_size, kv_dtype, device.torch, config.max_num_seqs)
     sampler = _sampler(few, config.max_num_seqs, max_len=1, device=device)
@@ -44,7 +48,7 @@ def compile_kernels(
     def compute(steps: Sequence[Lengths]) -> None:
         for lengths in steps:
             batch = forward_batch(probe_plan(lengths, config.block_size), config.block_size, device.torch, no_ids)
-            logits = torch.empty(len(lengths), decoder.spec.vocab_size, device=device.torch)
+            logits = torch.empty(len(lengths), few.spec.vocab_size, device=device.torch)
             sampler.choose(logits, torch.arange(len(lengths), device=device.torch), batch.seq_lens, no_ids)
             few.logits(few.hidden(batch, cache)[batch.sample_rows])
 
@@ -53,7 +57,7 @@ def compile_kernels(
         for check in checks:
             check.launch()
 
-    ops.compile_ahead(start, lambda: compute(others), usable_cores())
+    return ops.compile_ahead(start, lambda: compute(others), usable_cores(), processes)
 
 
 def _at_start(config: EngineConfig, decoder: Decoder, device: Device) -> list[Lengths]:
@@ -70,12 +74,6 @@ def _others(config: EngineConfig, decoder: Decoder, device: Device) -> list[Leng
 
 def _num_blocks(lengths: Lengths, block_size: int) -> int:
     return sum(-(-length // block_size) for length in lengths)
-
-
-def _first_of_each_kind(decoder: Decoder) -> list[int]:
-    """Places of layers: the specs say what is alike."""
-    first = {layer: place for place, layer in reversed(list(enumerate(decoder.spec.layers)))}
-    return sorted(first.values())
 
 
 @torch.inference_mode()

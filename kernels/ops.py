@@ -9,7 +9,8 @@ REFERENCE=1 in the environment takes the reference everywhere (read once, at imp
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -71,6 +72,7 @@ def _gpu() -> ModuleType:
         embedding,
         moe,
         norm,
+        processes,
         rope_kv,
         sample,
         tune,
@@ -110,13 +112,44 @@ def tune(
         _gpu().tune.tune(planar, dtype, folder, on_progress)
 
 
-def compile_ahead(now: Callable[[], object], later: Callable[[], object], num_threads: int) -> int:
+class CompileProcesses(Protocol):
+    """`gpu.processes.CompileProcesses`: what `compile_ahead` takes."""
+
+    def close(self) -> None:
+        """They end when what was ordered is done."""
+        ...
+
+
+@contextmanager
+def compile_processes(kind: str, count: int) -> Iterator[CompileProcesses | None]:
+    """Processes for `compile_ahead`, to be opened before the card is used; None where there can be none, and for a
+    `kind` of device that is "cpu".
+    """
+    if kind == "cpu" or _REFERENCE_ONLY or count < 2 or missing_for_kernels() or not _gpu().processes.can_be_forked():
+        yield None
+        return
+    processes: CompileProcesses = _gpu().processes.CompileProcesses(count)
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+def compile_ahead(
+    now: Callable[[], object],
+    later: Callable[[], object],
+    num_threads: int,
+    processes: CompileProcesses | None = None,
+) -> Callable[[], int]:
     """On a card: have the kernels compiled that the two would launch, without launching them.
 
-    Those of `now` are ready on return, those of `later` follow in threads. What the two compute is garbage, so they
-    must index nothing by it and wait for nothing. Returns how many kernels of `now` are new.
+    The result waits for those of `now` and tells how many of them are new; those of `later` follow. What the two
+    compute is garbage, so they must index nothing by it and wait for nothing.
     """
-    return 0 if _REFERENCE_ONLY else _gpu().ahead.compile_ahead(now, later, num_threads)
+    if _REFERENCE_ONLY:
+        return lambda: 0
+    ready: Callable[[], int] = _gpu().ahead.compile_ahead(now, later, num_threads, processes)
+    return ready
 
 
 def waits_for_nothing() -> bool:

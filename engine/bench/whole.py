@@ -13,7 +13,7 @@ from engine.bench.parts import DEFAULT_LOAD, PARTS, Bench, Sizes
 from engine.bench.shapes import dummy_checkpoint
 from engine.checkpoint import open_checkpoint
 from engine.config import EngineConfig
-from engine.loading import expected_parts, make_runner
+from engine.loading import expected_parts, make_runner, open_compilers
 from engine.memory import Parts
 from engine.model_folder import model_folder
 from engine.types import MemoryReport
@@ -30,8 +30,9 @@ def measure(options: argparse.Namespace, sizes: Sizes = Sizes()) -> dict[str, An
     checkpoint = (
         dummy_checkpoint(options.shape, options.quant) if options.shape else open_checkpoint(Path(config.model))
     )
-    expected = expected_parts(config, checkpoint)
-    runner = make_runner(config, checkpoint, _ignore)
+    with open_compilers(config) as processes:
+        expected = expected_parts(config, checkpoint)
+        runner = make_runner(config, checkpoint, _ignore, processes)
     start_s = time.time() - psutil.Process().create_time()
     environment.settle_collector()
     bench = Bench(runner, config, sizes, options.load or DEFAULT_LOAD)

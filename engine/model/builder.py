@@ -1,6 +1,7 @@
 """Reads one checkpoint into a Decoder, as its ModelSpec says, layer after layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -18,6 +19,11 @@ from kernels.w8 import quantize_w8
 
 # Where the decoder's tensors lie: by itself; saved without its head (embedding models); beside a part for images.
 _ROOTS = ("model.", "", "language_model.model.", "model.language_model.")
+
+
+def first_of_each_kind(layers: Sequence[LayerSpec]) -> list[int]:
+    """Places of layers: the specs say what is alike."""
+    return sorted({layer: place for place, layer in reversed(list(enumerate(layers)))}.values())
 
 
 class DecoderBuilder:
@@ -69,19 +75,33 @@ class DecoderBuilder:
     def _part_left_out(self, name: str) -> str | None:
         return self._spec.left_out.get(name.removeprefix("model.").partition(".")[0])
 
-    def build(self, max_len: int, on_layer: Callable[[int], None]) -> Decoder:
-        """`max_len` is the longest sequence; `on_layer(n)` is called after each of the spec's layers."""
+    def build(
+        self, max_len: int, on_layer: Callable[[int], None], on_kinds: Callable[[Decoder], None] | None = None
+    ) -> Decoder:
+        """`max_len` is the longest sequence; `on_layer(n)` is called when n of the spec's layers are there, and
+        `on_kinds` early, with a decoder of one layer of each kind and no angles to speak of.
+        """
+        specs = self._spec.layers
         embedding = place(self._embedding(), self._device, self._dtype)
-        layers = []
-        for index, layer in enumerate(self._spec.layers):
-            layers.append(self._layer(f"{self._root}layers.{index}.", layer))
-            on_layer(index + 1)
         norm, head = self._norm(f"{self._root}norm"), self._head(embedding)
-        decoder = Decoder(self._spec, embedding, layers, norm, head, self._dtype)
-        decoder.set_max_len(max_len)
-        return decoder
+        layers: dict[int, Layer] = {}
 
-    def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
+        def decoder_of(places: Sequence[int], max_len: int) -> Decoder:
+            for index in places:
+                if index not in layers:
+                    layers[index] = self._layer(index)
+                    on_layer(len(layers))
+            spec = replace(self._spec, layers=tuple(specs[index] for index in places))
+            decoder = Decoder(spec, embedding, [layers[index] for index in places], norm, head, self._dtype)
+            decoder.set_max_len(max_len)
+            return decoder
+
+        if on_kinds is not None:
+            on_kinds(decoder_of(first_of_each_kind(specs), 1))
+        return decoder_of(range(len(specs)), max_len)
+
+    def _layer(self, index: int) -> Layer:
+        prefix, spec = f"{self._root}layers.{index}.", self._spec.layers[index]
         names = self._spec.names
         attention = self._attention(prefix, spec.attention)
         ffn = self._moe(prefix, spec.ffn) if isinstance(spec.ffn, MoeSpec) else self._ffn(prefix, spec.ffn)

@@ -1,7 +1,7 @@
 """The one decoder: a stack of layers, each attention and feed-forward. `builder.py` makes one from a checkpoint."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -95,14 +95,6 @@ class Decoder:
         tables = {rope: cos_sin_table(rope, max_len).to(self.embedding.device) for rope in set(ropes)}
         self._cos_sin = tuple(tables[rope] for rope in ropes)
         return tuple(note for rope in tables if (note := stretching_note(rope, max_len)))
-
-    def with_layers(self, places: Sequence[int]) -> "Decoder":
-        """The same, of some of its layers: computes nothing of use, by the same kernels."""
-        spec = replace(self.spec, layers=tuple(self.spec.layers[place] for place in places))
-        layers = [self.layers[place] for place in places]
-        part = Decoder(spec, self.embedding, layers, self.norm, self.head, self._dtype)
-        part._cos_sin = tuple(self._cos_sin[place] for place in places)
-        return part
 
     @property
     def waits_for_nothing(self) -> bool:

@@ -1,7 +1,8 @@
-"""Compiles what some work will launch before it is launched, side by side: a compiler keeps one core busy, mostly
-without Python's lock.
+"""Compiles what some work will launch before it is launched, side by side: in processes where there are such, else in
+threads, of which a compiler keeps one core busy, mostly without Python's lock.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -12,6 +13,8 @@ from typing import Any
 import triton
 from triton.runtime.jit import JITFunction
 
+from kernels.gpu.processes import CompileProcesses, Order
+
 Work = Callable[[], object]
 
 
@@ -21,33 +24,48 @@ def open_driver() -> None:
         triton.runtime.driver.active.get_current_target()
 
 
-def compile_ahead(now: Work, later: Work, num_threads: int) -> int:
-    """Call both with every launch left out. The kernels of `now` are ready on return, those of `later` are compiled in
-    a few threads afterwards; who launches one of these before that compiles it too. Returns how many of `now` are new.
+def compile_ahead(
+    now: Work, later: Work, num_threads: int, processes: CompileProcesses | None = None
+) -> Callable[[], int]:
+    """Call both with every launch left out, and have the kernels compiled that they would launch.
 
-    What the work computes is garbage, so it must index nothing by it and wait for nothing.
+    The result waits until those of `now` are ready and returns how many of them are new. Those of `later` follow; who
+    launches one of these before it is there compiles it too. What the work computes is garbage, so it must index
+    nothing by it and wait for nothing.
     """
-    first, others = _asked_for(now), _asked_for(later)  # before any thread begins, which would take the lock from us
-    with ThreadPoolExecutor(num_threads, "compile") as threads:
-        for ready in [threads.submit(compilation.load) for compilation in first]:
-            ready.result()
-    threads = ThreadPoolExecutor(max(1, num_threads // 4), "compile-later")
+    first = _asked_for(now, processes)
+    others = _asked_for(later, processes)  # before any thread begins, which would take the lock from us
+    if processes is not None:
+        processes.close()
+    threads = ThreadPoolExecutor(num_threads, "compile")
+    loads = [threads.submit(compilation.load) for compilation in first]
+    later_threads = ThreadPoolExecutor(max(1, num_threads // 4), "compile-later")
     for compilation in others:
-        threads.submit(compilation.compile)
-    threads.shutdown(wait=False)
-    return len(first)
+        later_threads.submit(compilation.compile)
+    for executor in (threads, later_threads):
+        executor.shutdown(wait=False)
+
+    def ready() -> int:
+        for load in loads:
+            load.result()
+        return len(loads)
+
+    return ready
 
 
 @dataclass
 class _Compilation:
-    """One that was asked for; `kernel` is what Triton gave for it."""
+    """One that was asked for. `elsewhere`: a process compiles it already; `kernel` is what Triton gave for it."""
 
     make: Callable[[], Any]
+    elsewhere: Future[None] | None
     future: Future[Any]
     kernel: Any = None
 
     def compile(self) -> Any:
         """From now on a launch finds it, or what went wrong."""
+        if self.elsewhere is not None:
+            self.elsewhere.exception()  # waits; if it failed, it is made here or fails here
         try:
             self.future.set_result(self.make())
         except Exception as error:
@@ -60,31 +78,52 @@ class _Compilation:
 
 
 class _Notebook(Executor):
-    """Puts down what it is given to compile."""
+    """Puts down what it is given to compile, and orders it from the processes at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: CompileProcesses | None) -> None:
         self.compilations: list[_Compilation] = []
+        self._processes, self._order, self._thread = processes, Order("", "", ""), threading.get_ident()
+
+    def announce(self, *, fn: Any, compile: dict[str, Any], **rest: Any) -> bool:
+        """Triton's hook, called before `submit`. False: go on."""
+        if threading.get_ident() == self._thread:
+            self._order = Order(fn.module, fn.name, compile["specialization_data"])
+        return False
 
     def submit(self, make: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
-        self.compilations.append(_Compilation(make, Future()))
+        elsewhere = None
+        if self._processes is not None:
+            elsewhere = self._processes.compile(self._order, triton.runtime.driver.active.get_current_target())
+        self.compilations.append(_Compilation(make, elsewhere, Future()))
         return self.compilations[-1].future
 
 
-def _asked_for(work: Work) -> list[_Compilation]:
+def _asked_for(work: Work, processes: CompileProcesses | None) -> list[_Compilation]:
     """Kernels that the work would launch and that nobody has compiled yet."""
-    notebook = _Notebook()
+    notebook = _Notebook(processes)
 
     def ask() -> None:
         # Not left by its own end, which waits for all: it holds in this copy of the context alone.
         mode = triton.AsyncCompileMode(notebook)
         mode.__enter__()
-        with _launching_nothing():
+        with _launching_nothing(), _telling(notebook):
             work()
         for compilation in notebook.compilations:
             compilation.kernel = mode.future_kernels[compilation.future._key]  # type: ignore[attr-defined]
 
     copy_context().run(ask)
     return notebook.compilations
+
+
+@contextmanager
+def _telling(notebook: _Notebook) -> Iterator[None]:
+    runtime = triton.knobs.runtime
+    before = runtime.jit_cache_hook
+    runtime.jit_cache_hook = notebook.announce
+    try:
+        yield
+    finally:
+        runtime.jit_cache_hook = before
 
 
 @contextmanager

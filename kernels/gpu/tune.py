@@ -110,7 +110,7 @@ def _compile(trials: Sequence[_Trial]) -> None:
         for trial in some:
             trial.launch()
 
-    compile_ahead(lambda: launch(trials[:num_first]), lambda: launch(trials[num_first:]), usable_cores())
+    compile_ahead(lambda: launch(trials[:num_first]), lambda: launch(trials[num_first:]), usable_cores())()
 
 
 def _time(config: Config, x: torch.Tensor, weights: Sequence[PlanarWeight], out: torch.Tensor) -> float:

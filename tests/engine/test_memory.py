@@ -24,9 +24,11 @@ from engine.memory import (
     plan_cache,
     plan_memory,
 )
+from engine.model.builder import DecoderBuilder, first_of_each_kind
+from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
-from engine.probing import _first_of_each_kind, _largest, compile_kernels
+from engine.probing import _largest, compile_kernels
 from engine.types import SamplingParams
 from kernels.device import Device
 from tests.checkpoints import tiny_checkpoint
@@ -263,7 +265,20 @@ def test_kernels_are_compiled_by_steps_that_leave_no_trace(tmp_path: Path) -> No
     config, device = EngineConfig(model="m", max_num_seqs=20), Device("cpu", "a CPU")
     plan = plan_of(runner, [(prompt(9), 0, 9)])
     before = runner.logits(plan)
-    compile_kernels(config, runner._decoder, device, torch.float32, ())
+    compile_kernels(config, runner._decoder, device, torch.float32, ())()
     assert torch.equal(runner.logits(plan), before)
-    kinds = [runner._decoder.spec.layers[place] for place in _first_of_each_kind(runner._decoder)]
-    assert len(kinds) == len(set(kinds)) and set(kinds) == set(runner._decoder.spec.layers)
+
+
+def test_a_layer_of_each_kind_is_there_before_the_others(tmp_path: Path) -> None:
+    """Of two kinds in four layers: read once each, and the same tensors as in the whole."""
+    tiny_checkpoint(tmp_path, "gemma3", "dense")
+    checkpoint = open_checkpoint(tmp_path)
+    layers = checkpoint.spec.layers * 2
+    assert first_of_each_kind(layers) == [0, 1]
+    reader, seen = checkpoint.open_reader(torch.device("cpu")), list[Decoder]()
+    builder = DecoderBuilder(checkpoint.spec, reader, None, torch.device("cpu"), torch.float32, quantizes_head=False)
+    counts: list[int] = []
+    whole = builder.build(64, counts.append, seen.append)
+    (few,) = seen
+    assert [layer in whole.layers for layer in few.layers] == [True, True] and few.head is whole.head
+    assert counts == [1, 2] and whole.max_len == 64

@@ -22,9 +22,9 @@ def test_kernels_are_ready_and_nothing_was_launched() -> None:
     def work() -> torch.Tensor:
         return norm.add_rms_norm(x, residual, weight, 1e-3)
 
-    assert compile_ahead(work, _nothing, 2) == 1
+    assert compile_ahead(work, _nothing, 2)() == 1
     assert torch.equal(residual, kept)
-    assert compile_ahead(work, work, 2) == 0
+    assert compile_ahead(work, work, 2)() == 0
     assert torch.equal(work(), reference.add_rms_norm(x, kept, weight, 1e-3))
     assert torch.equal(residual, kept)
 

@@ -1,0 +1,90 @@
+"""Processes that compile kernels. Triton's frontend holds Python's lock, so that in threads kernels wait for each other.
+
+They are forked from a process that has imported all and has not used the card yet: they are there in a moment, and
+hold nothing of the card. Each leaves what it compiles in Triton's folder of compiled kernels, where its parent finds it.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import warnings
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+_DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG
+_NICENESS = 5  # the parent loads weights meanwhile, and later answers
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A kernel by the module that has it and its name there; `specialization` is Triton's own word for what to make."""
+
+    module: str
+    name: str
+    specialization: str
+
+
+class CompileProcesses:
+    """`count` of them, until `close`."""
+
+    def __init__(self, count: int) -> None:
+        _know_compiler()
+        self._pool = ProcessPoolExecutor(count, get_context("fork"), initializer=_begin)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: that there may be threads
+            self._pool.submit(os.getpid)  # the first task starts all of them
+
+    def compile(self, order: Order, target: GPUTarget) -> Future[None]:
+        """The future raises what Triton raises, or BrokenProcessPool for a process that was killed."""
+        return self._pool.submit(_compile, order, target)
+
+    def close(self) -> None:
+        """They end when what was ordered is done."""
+        self._pool.shutdown(wait=False)
+
+
+def can_be_forked() -> bool:
+    """Where there is a card and nothing of it is held yet."""
+    return sys.platform == "linux" and Path("/dev/nvidiactl").exists() and not torch.cuda.is_initialized()
+
+
+def _know_compiler() -> None:
+    """Have Triton hash itself, 0.6 s of work, before there are processes that would all do so."""
+    from triton.runtime import cache
+
+    cache.triton_key()
+
+
+def _begin() -> None:
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    os.nice(_NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class _Target:
+    """As much of a driver as a compiler asks for."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+
+def _compile(order: Order, target: GPUTarget) -> None:
+    driver: Any = triton.runtime.driver
+    driver.set_active(_Target(target))
+    kernel = getattr(import_module(order.module), order.name)
+    getattr(kernel, "kernel", kernel).preload(order.specialization)
