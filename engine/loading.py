@@ -57,8 +57,8 @@ def make_runner(
     on_progress: Progress,
     processes: ops.CompileProcesses | None = None,
 ) -> ModelRunner:
-    """Read the weights, size the KV pool, run one step to warm up. Without `processes` (of `open_compilers`) kernels are
-    compiled in threads. Raises as `load_runner`.
+    """Read the weights, size the KV pool, run one step to warm up. Without `processes` (of `open_compilers`) kernels
+    are compiled in threads. Raises as `load_runner`.
     """
     on_progress("looking at the device", 0.0)
     device = _open_device(config)

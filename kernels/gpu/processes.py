@@ -1,7 +1,7 @@
-"""Processes that compile kernels. Triton's frontend holds Python's lock, so that in threads kernels wait for each other.
+"""Processes that compile kernels. Triton's frontend holds Python's lock: in threads one kernel waits for another.
 
 They are forked from a process that has imported all and has not used the card yet: they are there in a moment, and
-hold nothing of the card. Each leaves what it compiles in Triton's folder of compiled kernels, where its parent finds it.
+hold nothing of the card. What they compile goes into Triton's folder of compiled kernels, where the parent finds it.
 """
 
 import ctypes
