@@ -34,8 +34,8 @@ def mixture(
     """See `ops.w4_mixture`; `gated` is the activation's function."""
     num_chosen, num_experts = chosen.shape[1], gate_up.codes.shape[0]
     grouping = moe.group_by_expert(chosen, num_experts, row_tile(chosen.numel(), num_experts))
-    inside = product(x, gate_up, grouping, num_chosen, chosen.numel())
-    return moe.add_up(product(gated(inside), down, grouping, 1, chosen.numel()), shares)
+    inside = gated(product(x, gate_up, grouping, num_chosen, chosen.numel()))  # the product's memory is free again
+    return moe.add_up(product(inside, down, grouping, 1, chosen.numel()), shares)
 
 
 def row_tile(num_pairs: int, num_experts: int) -> int:
