@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import warnings
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import triton_key
 
 _DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG
 _NICENESS = 5  # the parent loads weights meanwhile, and later answers
@@ -37,11 +39,11 @@ class CompileProcesses:
     """`count` of them, until `close`."""
 
     def __init__(self, count: int) -> None:
-        _know_compiler()
         self._pool = ProcessPoolExecutor(count, get_context("fork"), initializer=_begin)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: that there may be threads
-            self._pool.submit(os.getpid)  # the first task starts all of them
+            self._pool.submit(os.getpid)  # the first task forks all of them
+        threading.Thread(target=triton_key, name="triton-key", daemon=True).start()  # which orders ask for, too
 
     def compile(self, order: Order, target: GPUTarget) -> Future[None]:
         """The future raises what Triton raises, or BrokenProcessPool for a process that was killed."""
@@ -57,17 +59,11 @@ def can_be_forked() -> bool:
     return sys.platform == "linux" and Path("/dev/nvidiactl").exists() and not torch.cuda.is_initialized()
 
 
-def _know_compiler() -> None:
-    """Have Triton hash itself, 0.6 s of work, before there are processes that would all do so."""
-    from triton.runtime import cache
-
-    cache.triton_key()
-
-
 def _begin() -> None:
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    triton_key()  # 0.4 s in which Triton hashes itself: while the parent has nothing to order yet
 
 
 class _Target:

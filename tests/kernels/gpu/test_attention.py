@@ -199,10 +199,11 @@ def compile_kind(kind: Kind) -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> None:
-    """What the next test launches, in processes side by side: one after another it takes minutes."""
-    with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
-        list(processes.map(compile_kind, KINDS))
+def compiled(request: pytest.FixtureRequest) -> None:
+    """What the next test launches of the kinds that were chosen, side by side: one after another it takes minutes."""
+    kinds = [item.callspec.params["kind"] for item in request.session.items if "compiled" in item.fixturenames]
+    with ProcessPoolExecutor(min(usable_cores(), len(kinds)), get_context("spawn")) as processes:
+        list(processes.map(compile_kind, kinds))
 
 
 @on_card
