@@ -17,10 +17,11 @@ from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest
 from engine.forecast import batched_tokens, can_be_captured, compute_dtype, forecast, quantizes_head
 from engine.graphs import Capture, DecodeGraphs
-from engine.memory import Parts, asked_context, check_weights_fit, plan_cache
+from engine.memory import MemoryPlan, Parts, asked_context, check_weights_fit, plan_cache, with_pool_of
 from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
+from engine.model.spec import ModelSpec
 from engine.probing import compile_kernels, measure_workspace, probe_plan
 from engine.quant.kept import KeptWeights
 from engine.quant.linear import packed_weights
@@ -72,20 +73,33 @@ def make_runner(
     _, kv_dtype_name = plan_cache(config, spec, device, expected, dtype_name)  # refuses before anything is read
     grammars = GrammarCompiler(checkpoint.folder, spec.vocab_size, checkpoint.eos_token_ids)
     kv_dtype = _torch_dtype(kv_dtype_name)
-    load = partial(_load_decoder, config, checkpoint, reader, device, dtype, kv_dtype)
-    decoder, weights_bytes, notes = load(on_progress, processes)
+    with _kept_weights(config, checkpoint, device, dtype, reader.total_bytes()) as kept:
+        builder = _builder(config, checkpoint, reader, device, dtype, kept)
+        load = partial(_load_decoder, config, spec, reader, builder, device, kv_dtype)
+        decoder, weights_bytes, kernels_are_ready = load(on_progress, processes)
+        parts = replace(expected, weights=weights_bytes, graphs=expected.graphs if decoder.waits_for_nothing else 0)
+        plan, kv_dtype_name = plan_cache(config, spec, device, parts, dtype_name)
+        cache = _cache(config, spec, device, plan, kv_dtype_name)  # a card's needs a second: kernels are being compiled
+        if device.kind == "cuda":
+            on_progress("compiling kernels (once for a card and a model; later starts are quick)", 0.85)
+        kernels_are_ready()
+        notes = _check_products(builder, kept)
 
     if config.cache_dir is not None:
         ops.tune(packed_weights(decoder.linears), dtype, Path(config.cache_dir), partial(_show_tuning, on_progress))
-    parts = replace(expected, weights=weights_bytes)
     if device.kind == "cuda":
         on_progress("measuring the largest step", 0.92)
-        workspace = measure_workspace(config, decoder, device, kv_dtype)
-        parts = replace(parts, workspace=workspace, graphs=parts.graphs if decoder.waits_for_nothing else 0)
-    plan, kv_dtype_name = plan_cache(config, spec, device, parts, dtype_name)
-    kv_dtype = _torch_dtype(kv_dtype_name)
+        parts = replace(parts, workspace=measure_workspace(config, decoder, device, cache, plan.report.num_blocks))
+        measured, measured_kv = plan_cache(config, spec, device, parts, dtype_name)
+        if measured_kv != kv_dtype_name:
+            del cache
+            cache = _cache(config, spec, device, measured, measured_kv)
+        elif measured.report.num_blocks < plan.report.num_blocks:
+            cache.resize(measured.report.num_blocks)
+        else:  # the pool stays as it is, a little smaller than it might be
+            measured = with_pool_of(plan, measured)
+        plan = measured
     angle_notes = decoder.set_max_len(plan.max_model_len)
-    cache = KVCache(spec, plan.report.num_blocks, config.block_size, kv_dtype, device.torch, config.max_num_seqs)
     info = _model_info(config, checkpoint, device, dtype, plan.max_model_len)
     report = replace(plan.report, kv_bytes=cache.num_bytes, notes=(*notes, *plan.report.notes, *angle_notes))
     last_token_ids = torch.zeros(info.max_num_seqs + 1, dtype=torch.int64, device=device.torch)
@@ -203,59 +217,67 @@ def _prepare_kernels(device: Device, on_progress: Progress) -> None:
         raise BadRequest(str(error)) from error
 
 
-def _load_decoder(
+def _builder(
     config: EngineConfig,
     checkpoint: Checkpoint,
     reader: CheckpointReader,
     device: Device,
     dtype: torch.dtype,
+    kept: KeptWeights | None,
+) -> DecoderBuilder:
+    is_quantized, dtype_name = checkpoint.format is not None, str(dtype).removeprefix("torch.")
+    head_in_8_bits = quantizes_head(config, device.kind, dtype_name, is_quantized=is_quantized)
+    spec, fmt = checkpoint.spec, checkpoint.format
+    return DecoderBuilder(spec, reader, fmt, device.torch, dtype, kept, quantizes_head=head_in_8_bits)
+
+
+def _load_decoder(
+    config: EngineConfig,
+    spec: ModelSpec,
+    reader: CheckpointReader,
+    builder: DecoderBuilder,
+    device: Device,
     kv_dtype: torch.dtype,
     on_progress: Progress,
     processes: ops.CompileProcesses | None,
-) -> tuple[Decoder, int, tuple[str, ...]]:
-    """The decoder, checked and on a card with its kernels; the bytes that its weights and angles take, and notes on how
-    they were read.
-    """
-    spec = checkpoint.spec
+) -> tuple[Decoder, int, Callable[[], object]]:
+    """The decoder, not checked yet; the bytes that its weights and angles take; and what waits for a card's kernels."""
     if device.kind == "cpu":
         check_weights_fit(device, reader.total_bytes())
     allocated_before = torch.cuda.memory_allocated() if device.kind == "cuda" else 0
+    kernels_are_ready: Callable[[], object] = tuple
 
     def on_layer(done: int) -> None:
         on_progress(f"reading weights, layer {done} of {len(spec.layers)}", 0.05 + 0.8 * done / len(spec.layers))
 
-    is_quantized, dtype_name = checkpoint.format is not None, str(dtype).removeprefix("torch.")
-    head_in_8_bits = quantizes_head(config, device.kind, dtype_name, is_quantized=is_quantized)
-    with _kept_weights(config, checkpoint, device, dtype, reader.total_bytes()) as kept:
-        builder = DecoderBuilder(
-            spec, reader, checkpoint.format, device.torch, dtype, kept, quantizes_head=head_in_8_bits
-        )
-        kernels_are_ready: Callable[[], object] = tuple
+    def compile_early(few: Decoder) -> None:
+        nonlocal kernels_are_ready
+        if device.kind == "cuda" and few.waits_for_nothing:
+            kernels_are_ready = compile_kernels(config, few, device, kv_dtype, builder.checks, processes)
 
-        def compile_early(few: Decoder) -> None:
-            nonlocal kernels_are_ready
-            if device.kind == "cuda" and few.waits_for_nothing:
-                kernels_are_ready = compile_kernels(config, few, device, kv_dtype, builder.checks, processes)
+    decoder = builder.build(asked_context(config, spec), on_layer, compile_early)
+    unused = builder.unused()
+    reader.close()
+    if unused:
+        shown = ", ".join(unused[:5])
+        raise BadCheckpoint(f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}.")
+    num_bytes = torch.cuda.memory_allocated() - allocated_before if device.kind == "cuda" else decoder.num_bytes
+    return decoder, num_bytes, kernels_are_ready
 
-        decoder = builder.build(asked_context(config, spec), on_layer, compile_early)
-        unused = builder.unused()
-        reader.close()
-        if unused:
-            shown = ", ".join(unused[:5])
-            raise BadCheckpoint(
-                f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}."
-            )
-        if device.kind == "cuda":
-            on_progress("compiling kernels (once for a card and a model; later starts are quick)", 0.85)
-            kernels_are_ready()
-        builder.check_products()
-        notes = builder.notes
-        if kept is not None:
-            kept.finish(notes)
-            notes += (kept.note,) if kept.note else ()
-    if device.kind == "cuda":
-        return decoder, torch.cuda.memory_allocated() - allocated_before, notes
-    return decoder, decoder.num_bytes, notes
+
+def _check_products(builder: DecoderBuilder, kept: KeptWeights | None) -> tuple[str, ...]:
+    """Before the first token, and before packed weights are kept. Returns notes on how they were read."""
+    builder.check_products()
+    notes = builder.notes
+    if kept is None:
+        return notes
+    kept.finish(notes)
+    return (*notes, kept.note) if kept.note else notes
+
+
+def _cache(config: EngineConfig, spec: ModelSpec, device: Device, plan: MemoryPlan, kv_dtype: str) -> KVCache:
+    dtype, num_blocks = _torch_dtype(kv_dtype), plan.report.num_blocks
+    return KVCache(spec, num_blocks, config.block_size, dtype, device.torch, config.max_num_seqs)
 
 
 def _kept_weights(

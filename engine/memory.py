@@ -126,6 +126,12 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, device: Machine, parts: P
     return MemoryPlan(report, max_model_len)
 
 
+def with_pool_of(plan: MemoryPlan, measured: MemoryPlan) -> MemoryPlan:
+    """`plan`, whose pool is there already, with the parts of one that was made from what was measured."""
+    parts = {name: getattr(measured.report, name) for name in ("weights_bytes", "workspace_bytes", "graphs_bytes")}
+    return MemoryPlan(replace(plan.report, **parts), plan.max_model_len)
+
+
 def kv_tokens(config: EngineConfig, device: Machine, parts: Parts, token_bytes: int) -> int:
     """Tokens that a card's KV cache would hold."""
     return max(_kv_budget(config, device, parts, CUDA_RESERVE_BYTES), 0) // token_bytes

@@ -77,22 +77,31 @@ def _num_blocks(lengths: Lengths, block_size: int) -> int:
 
 
 @torch.inference_mode()
-def measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, kv_dtype: torch.dtype) -> int:
-    """Bytes that the largest step takes beside the weights, and the sampler: it is run once."""
+def measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, cache: KVCache, num_blocks: int) -> int:
+    """Bytes that the largest step takes beside weights and cache, and the sampler: it is run once, on blocks of the
+    cache that several sequences may share, since nobody wants the result.
+    """
     max_len = asked_context(config, decoder.spec)
     lengths = _largest(config, batched_tokens(config, device), max_len)
     torch.cuda.empty_cache()  # what the load worked in
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    blocks = _num_blocks(lengths, config.block_size)
-    cache = KVCache(decoder.spec, blocks, config.block_size, kv_dtype, device.torch, len(lengths))
-    plan = probe_plan(lengths, config.block_size)
+    plan = _within(probe_plan(lengths, config.block_size), num_blocks)
     batch = forward_batch(plan, config.block_size, device.torch, torch.zeros(0))
     sampler = _sampler(decoder, len(lengths), max_len, device)
     sampler.sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # what this step worked in; the next ones grow into it again
     return torch.cuda.max_memory_allocated() - before
+
+
+def _within(plan: BatchPlan, num_blocks: int) -> BatchPlan:
+    """The same in so many blocks."""
+
+    def placed(sequence: ScheduledSequence) -> ScheduledSequence:
+        return sequence._replace(block_table=tuple(block % num_blocks for block in sequence.block_table))
+
+    return BatchPlan(tuple(map(placed, plan.sequences)))
 
 
 def _sampler(decoder: Decoder, max_num_seqs: int, max_len: int, device: Device) -> Sampler:

@@ -92,9 +92,10 @@ class Decoder:
         Returns what there is to tell of them.
         """
         ropes = [layer.attention.rope for layer in self.spec.layers]
-        tables = {rope: cos_sin_table(rope, max_len).to(self.embedding.device) for rope in set(ropes)}
-        self._cos_sin = tuple(tables[rope] for rope in ropes)
-        return tuple(note for rope in tables if (note := stretching_note(rope, max_len)))
+        if not self._cos_sin or self.max_len != max_len:
+            tables = {rope: cos_sin_table(rope, max_len).to(self.embedding.device) for rope in set(ropes)}
+            self._cos_sin = tuple(tables[rope] for rope in ropes)
+        return tuple(note for rope in dict.fromkeys(ropes) if (note := stretching_note(rope, max_len)))
 
     @property
     def waits_for_nothing(self) -> bool:

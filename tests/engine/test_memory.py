@@ -23,12 +23,13 @@ from engine.memory import (
     check_weights_fit,
     plan_cache,
     plan_memory,
+    with_pool_of,
 )
 from engine.model.builder import DecoderBuilder, first_of_each_kind
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
 from engine.model.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
-from engine.probing import _largest, compile_kernels
+from engine.probing import _largest, _within, compile_kernels, probe_plan
 from engine.types import SamplingParams
 from kernels.device import Device
 from tests.checkpoints import tiny_checkpoint
@@ -282,3 +283,18 @@ def test_a_layer_of_each_kind_is_there_before_the_others(tmp_path: Path) -> None
     (few,) = seen
     assert [layer in whole.layers for layer in few.layers] == [True, True] and few.head is whole.head
     assert counts == [1, 2] and whole.max_len == 64
+
+
+def test_the_measured_step_takes_no_more_blocks_than_there_are() -> None:
+    probe = probe_plan((40, 1, 17), 16)
+    tables = [sequence.block_table for sequence in _within(probe, 4).sequences]
+    assert tables == [(0, 1, 2), (3,), (0, 1)]
+    assert _within(probe, 6) == probe
+
+
+def test_a_pool_that_is_there_is_told_with_the_parts_that_were_measured() -> None:
+    forecast, measured = (plan("cuda", weights=weights, max_num_seqs=10**6) for weights in (2 * GB, GB))
+    told = with_pool_of(forecast, measured)
+    assert forecast.report.num_blocks < measured.report.num_blocks
+    assert told.report.num_blocks == forecast.report.num_blocks and told.report.weights_bytes == GB
+    assert told.max_model_len == forecast.max_model_len
