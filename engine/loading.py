@@ -76,20 +76,27 @@ def make_runner(
     with _kept_weights(config, checkpoint, device, dtype, reader.total_bytes()) as kept:
         builder = _builder(config, checkpoint, reader, device, dtype, kept)
         load = partial(_load_decoder, config, spec, reader, builder, device, kv_dtype)
-        decoder, weights_bytes, kernels_are_ready = load(on_progress, processes)
+        allocated = _allocated(device)
+        decoder, kernels_are_ready = load(on_progress, processes)
+        weights_bytes = decoder.num_bytes if device.kind == "cpu" else expected.weights
         parts = replace(expected, weights=weights_bytes, graphs=expected.graphs if decoder.waits_for_nothing else 0)
         plan, kv_dtype_name = plan_cache(config, spec, device, parts, dtype_name)
+        with_weights = _allocated(device)
         cache = _cache(config, spec, device, plan, kv_dtype_name)  # a card's needs a second: kernels are being compiled
+        allocated += _allocated(device) - with_weights
         if device.kind == "cuda":
             on_progress("compiling kernels (once for a card and a model; later starts are quick)", 0.85)
         kernels_are_ready()
         notes = _check_products(builder, kept)
+    if device.kind == "cuda":
+        weights_bytes = _allocated(device) - allocated  # what was kept for the checks is free again
 
     if config.cache_dir is not None:
         ops.tune(packed_weights(decoder.linears), dtype, Path(config.cache_dir), partial(_show_tuning, on_progress))
     if device.kind == "cuda":
         on_progress("measuring the largest step", 0.92)
-        parts = replace(parts, workspace=measure_workspace(config, decoder, device, cache, plan.report.num_blocks))
+        workspace_bytes = measure_workspace(config, decoder, device, cache, plan.report.num_blocks)
+        parts = replace(parts, weights=weights_bytes, workspace=workspace_bytes)
         measured, measured_kv = plan_cache(config, spec, device, parts, dtype_name)
         if measured_kv != kv_dtype_name:
             del cache
@@ -240,11 +247,10 @@ def _load_decoder(
     kv_dtype: torch.dtype,
     on_progress: Progress,
     processes: ops.CompileProcesses | None,
-) -> tuple[Decoder, int, Callable[[], object]]:
-    """The decoder, not checked yet; the bytes that its weights and angles take; and what waits for a card's kernels."""
+) -> tuple[Decoder, Callable[[], object]]:
+    """The decoder, not checked yet, and what waits for a card's kernels."""
     if device.kind == "cpu":
         check_weights_fit(device, reader.total_bytes())
-    allocated_before = torch.cuda.memory_allocated() if device.kind == "cuda" else 0
     kernels_are_ready: Callable[[], object] = tuple
 
     def on_layer(done: int) -> None:
@@ -261,8 +267,12 @@ def _load_decoder(
     if unused:
         shown = ", ".join(unused[:5])
         raise BadCheckpoint(f"{len(unused)} tensors of the checkpoint have no place in {spec.architecture}: {shown}.")
-    num_bytes = torch.cuda.memory_allocated() - allocated_before if device.kind == "cuda" else decoder.num_bytes
-    return decoder, num_bytes, kernels_are_ready
+    return decoder, kernels_are_ready
+
+
+def _allocated(device: Device) -> int:
+    """Bytes of a card that tensors hold; KV caches are no tensors of torch's but for their scales."""
+    return torch.cuda.memory_allocated() if device.kind == "cuda" else 0
 
 
 def _check_products(builder: DecoderBuilder, kept: KeptWeights | None) -> tuple[str, ...]:

@@ -49,8 +49,8 @@ def dequantize(weight: PlanarWeight, first: int, count: int, dtype: torch.dtype)
     rows = cdiv(count, _TILE) * _TILE
     dense = torch.empty(rows, weight.num_inputs, dtype=dtype, device=weight.codes.device)
     _dequantize[(weight.num_steps, rows // _TILE)](
-        weight.codes[:, first:],
-        weight.words[:, first:],
+        weight.codes[:, first:] if first else weight.codes,
+        weight.words[:, first:] if first else weight.words,
         dense,
         weight.num_padded,
         weight.num_inputs,
@@ -61,19 +61,28 @@ def dequantize(weight: PlanarWeight, first: int, count: int, dtype: torch.dtype)
         PORTABLE=not dense.is_cuda or dtype == torch.float32,
         num_warps=_WARPS,
     )
-    return dense[:count]
+    return dense if count == rows else dense[:count]
 
 
 def w4_linear(
     x: torch.Tensor, weight: PlanarWeight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x [M, K] -> [M, N]. A piece of the weight is dense at a time: at most `_SCRATCH_BYTES` of scratch."""
-    out = torch.empty(x.shape[0], weight.num_outputs, dtype=x.dtype, device=x.device)
     outputs = max(1, _SCRATCH_BYTES // (weight.num_inputs * x.element_size()) // _TILE) * _TILE
-    for first in range(0, weight.num_outputs, outputs):
-        count = min(outputs, weight.num_outputs - first)
-        torch.mm(x, dequantize(weight, first, count, x.dtype).T, out=out[:, first : first + count])
+    if weight.num_outputs <= outputs:  # views cost the host as much as a launch
+        out = torch.mm(x, dequantize(weight, 0, weight.num_outputs, x.dtype).T)
+    else:
+        out = _in_pieces(x, weight, outputs)
     for addend in (bias, residual):
         if addend is not None:
             out += addend
+    return out
+
+
+def _in_pieces(x: torch.Tensor, weight: PlanarWeight, outputs: int) -> torch.Tensor:
+    """So many outputs at a time."""
+    out = torch.empty(x.shape[0], weight.num_outputs, dtype=x.dtype, device=x.device)
+    for first in range(0, weight.num_outputs, outputs):
+        count = min(outputs, weight.num_outputs - first)
+        torch.mm(x, dequantize(weight, first, count, x.dtype).T, out=out[:, first : first + count])
     return out
