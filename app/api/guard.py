@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.door import is_own
-from app.api.errors import error_response
+from app.api.errors import echo, error_response
 from app.api.keys import ApiKey, Keyring
 from app.api.limits import Limits, caller
 from app.api.login import LOGIN_PATH, Login
@@ -29,6 +29,7 @@ class Guard:
     """
     is_api    whether a route of the API serves this request; all else is the page's
     refused   told of every request to the API that is not let in
+    page_origins  under which our own page is known elsewhere, as behind a proxy
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class Guard:
         limits: Limits,
         is_api: Callable[[Scope], bool],
         refused: Callable[[AppError], None],
+        page_origins: frozenset[str] = frozenset(),
     ) -> None:
         self._app = app
         self._keys = keys
         self._limits = limits
         self._is_api = is_api
         self._refused = refused
+        self._page_origins = page_origins
         self._login = Login(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,6 +82,8 @@ class Guard:
             await self._app(scope, receive, send)
         elif not is_http:
             await send({"type": "websocket.close", "code": 1008})
+        elif not self._keys:
+            await error_response(_foreign_page(headers), path)(scope, receive, send)
         elif path == "/" and scope["method"] == "GET":
             await self._login.form()(scope, receive, send)
         else:
@@ -87,10 +92,15 @@ class Guard:
     def _who_on_the_page(self, headers: Headers) -> ApiKey | None:
         """By header or cookie; the cookie counts for our own page alone, as a browser sends it along for every port."""
         if not self._keys:
-            return _NOBODY
+            return _NOBODY if self._is_ours(headers) else None
+        return self._key_in(headers) or (self._login.who(headers) if self._is_ours(headers) else None)
+
+    def _is_ours(self, headers: Headers) -> bool:
+        """From our own page, or from no web page at all. The door lets other pages of this machine ask too, but those
+        have the API: here settings are changed and chats are read.
+        """
         origin = headers.get("origin")
-        is_ours = origin is None or is_own(origin, headers.get("host", ""))
-        return self._key_in(headers) or (self._login.who(headers) if is_ours else None)
+        return origin is None or origin in self._page_origins or is_own(origin, headers.get("host", ""))
 
     def _who(self, headers: Headers) -> ApiKey:
         """Raises AppError (401)."""
@@ -130,6 +140,15 @@ def _no_key(headers: Headers) -> AppError:
         "invalid_api_key",
         what,
         hint="Send a key as `Authorization: Bearer KEY`, `api-key: KEY` or `x-api-key: KEY`.",
+    )
+
+
+def _foreign_page(headers: Headers) -> AppError:
+    return AppError(
+        403,
+        "origin_not_allowed",
+        f"{echo(headers.get('origin', ''))!r} is not Fireside's own page.",
+        hint="Other pages have the API at /v1. Behind a proxy that changes the Host: --allowed-origin ORIGIN.",
     )
 
 

@@ -93,7 +93,9 @@ def install(
     def is_api(scope: Scope) -> bool:
         return _is_api(served, scope)
 
-    app.add_middleware(Guard, keys=keys, limits=limits, is_api=is_api, refused=metrics.refused)
+    app.add_middleware(
+        Guard, keys=keys, limits=limits, is_api=is_api, refused=metrics.refused, page_origins=allowed_origins
+    )
     app.add_middleware(Door, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins, is_api=is_api)
 
 

@@ -360,6 +360,7 @@ def test_theme_and_language_are_kept_by_the_browser(tab: Callable[..., Tab]) -> 
     assert settings.page.evaluate("document.documentElement.lang") == "zh"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ["models", "monitor", "settings"])
 def test_a_room_fits_a_narrow_screen(tab: Callable[..., Tab], room: str) -> None:
     narrow = tab(room, viewport={"width": 360, "height": 740}, color_scheme="dark")
@@ -381,7 +382,7 @@ def serious_findings(page: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_screen_readers_and_weak_eyes_find_their_way(tab: Callable[..., Tab], scheme: str) -> None:
     one = tab("models", color_scheme=scheme)
     one.row(HERE).get_by_text("Forecast, defaults and files").click()

@@ -164,6 +164,26 @@ async def test_a_websocket_of_our_own_page_is_let_in_by_its_cookie(origin: str, 
     assert reached == (["laptop"] if is_let_in else ["websocket.close"])
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://localhost:8000", 200),
+        ("https://chat.example.org", 200),
+        ("http://localhost:3000", 403),
+        ("app://editor", 403),
+    ],
+)
+async def test_without_keys_other_pages_of_this_machine_have_the_api_and_not_the_page(
+    folder: Path, origin: str | None, status: int
+) -> None:
+    house = House(folder, Script(token_ids=ids("Hello")), origins=frozenset({"https://chat.example.org"}))
+    house.app.add_api_route("/ui/settings", lambda: "changed", methods=["POST"])
+    headers = {} if origin is None else {"origin": origin}
+    assert (await house.ask("POST", "/ui/settings", headers=headers)).status_code == status
+    assert (await house.ask("GET", "/v1/models", headers=headers)).status_code == 200
+
+
 async def test_without_a_login_only_the_pages_static_files_are_open(house: House) -> None:
     for path in ("/assets/index.js", "/static/logo.svg", "/theme.css"):
         assert (await house.ask("GET", path)).status_code == 200
