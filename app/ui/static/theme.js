@@ -17,12 +17,17 @@ export function chooseTheme(chosen) {
 function draw() {
   const isDark = theme() === "dark" || (theme() === "system" && systemIsDark.matches);
   document.body.classList.toggle("dark", isDark);
-  document.documentElement.style.colorScheme = isDark ? "dark" : "light";
+  const root = document.documentElement;
+  root.style.colorScheme = isDark ? "dark" : "light";
+  if (root.lang !== language()) root.lang = language();
 }
 
 /** From the beginning of the page on, whatever the system changes to later. */
 export function applyTheme() {
-  document.documentElement.lang = language();
   draw();
-  systemIsDark.addEventListener("change", () => setTimeout(draw)); // after Gradio, which follows the system alone
+  systemIsDark.addEventListener("change", draw);
+  // Gradio knows the system's theme and its own language alone, and says so when it is there at last: ours stand.
+  const observer = new MutationObserver(draw);
+  observer.observe(document.body, { attributes: true, attributeFilter: ["class"] });
+  observer.observe(document.documentElement, { attributes: true, attributeFilter: ["lang"] });
 }
