@@ -207,12 +207,12 @@ def test_a_file_goes_with_the_message_that_names_it_and_with_no_other_chat(histo
 
 def test_the_index_forgets_the_words_of_a_deleted_chat(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db", undo_s=0.0)
-    keys = "".join(chr(0x4E00 + i) for i in range(2000))  # each piece of it stands in the index by itself
+    keys = "".join(chr(0x4E00 + i) for i in range(2000))  # the index keeps of each piece what differs from its neighbour
     chat_id, _ = _talk(history, keys)
     _talk(history, "something else")
     history.delete_chat(chat_id)
     history.close()
-    assert keys[1000:1003].encode() not in (tmp_path / "history.db").read_bytes()
+    assert keys[1001:1003].encode() not in (tmp_path / "history.db").read_bytes()
 
 
 def test_a_message_that_is_only_a_file_gives_its_name_as_title(history: History) -> None:

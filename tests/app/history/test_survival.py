@@ -144,11 +144,11 @@ def _refusal(path: Path) -> AppError:
     return caught.value
 
 
-@pytest.mark.parametrize("start", [0, 40_000])
+@pytest.mark.parametrize("start", [0, 40_000, -30_000])
 def test_a_damaged_file_is_refused_and_stays_as_it_is(tmp_path: Path, start: int) -> None:
     path = tmp_path / "history.db"
     _filled(path)
-    _overwrite(path, start, 8192)
+    _overwrite(path, start % path.stat().st_size, 8192)
     before = path.read_bytes()
     assert _refusal(path).code == "history_damaged"
     assert path.read_bytes() == before
