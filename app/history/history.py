@@ -370,6 +370,7 @@ def _own_name() -> str:
 def _is_alive(writer: str) -> bool:
     number, began, _ = writer.split()
     try:
-        return bool(psutil.Process(int(number)).create_time() == float(began))
+        # The time of its beginning is counted from that of the boot, which moves with corrections of the clock.
+        return bool(abs(psutil.Process(int(number)).create_time() - float(began)) < 2)
     except psutil.Error:
         return False
