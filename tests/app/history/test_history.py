@@ -207,7 +207,8 @@ def test_a_file_goes_with_the_message_that_names_it_and_with_no_other_chat(histo
 
 def test_the_index_forgets_the_words_of_a_deleted_chat(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db", undo_s=0.0)
-    keys = "".join(chr(0x4E00 + i) for i in range(2000))  # the index keeps of each piece what differs from its neighbour
+    # Of each piece of three the index keeps what differs from the one before it.
+    keys = "".join(chr(0x4E00 + i) for i in range(2000))
     chat_id, _ = _talk(history, keys)
     _talk(history, "something else")
     history.delete_chat(chat_id)
