@@ -31,12 +31,17 @@ class Replay:
         self._blocks_each = -(-decoder.max_len // block_size)
         self._steps: dict[int, _Step] = {}  # by number of sequences
 
-    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
+    def hidden(self, batch: ForwardBatch, wanted: torch.Tensor) -> torch.Tensor:
         """See `Decoder.hidden`. The result holds until the next step."""
         rows = batch.token_ids.shape[0]
         residual = self._decoder.embedded(batch)
         if batch.max_query_len > 1 or rows > _MOST_ROWS:
-            return self._decoder.stacked(residual, batch, self._cache)
+            return self._decoder.stacked(residual, batch, self._cache, wanted)
+        return self._decoded(residual, batch)[wanted]
+
+    def _decoded(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """[sequences, hidden]: one token of each."""
+        rows = residual.shape[0]
         step = self._steps.get(rows)
         if step is None:
             return self._record(residual, batch)

@@ -51,8 +51,7 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, plan: BatchPlan) -> torch.Tensor:
         """[samples, vocab] fp32: of each sequence that samples, in plan order. Writes the plan's KV."""
-        hidden, sample_rows = self._hidden(plan)
-        return self._decoder.logits(hidden[sample_rows])
+        return self._decoder.logits(self._hidden(plan)[0])
 
     @torch.inference_mode()
     def submit(self, plan: BatchPlan) -> PendingStep:
@@ -77,23 +76,22 @@ class ModelRunner:
 
     def _compute(self, plan: BatchPlan) -> tuple[Sampled, list[PromptPart], Embeddings | None]:
         """A step of any kind."""
-        hidden, sample_rows = self._hidden(plan)
-        prompts = self._prompt_logprobs(plan, hidden)
+        hidden, prompts = self._hidden(plan)
         sampling = [sequence for sequence in plan.sequences if sequence.samples]
         slots = on_device([sequence.slot for sequence in sampling], torch.int64, self._device.torch)
         sampled = Sampled(slots)
         if sampling:
-            sampled = self._sampler.sample(self._decoder.logits(hidden[sample_rows]), sampling)
+            sampled = self._sampler.sample(self._decoder.logits(hidden), sampling)
         self._last_token_ids[slots] = sampled.token_ids
         places = [place for place, sequence in enumerate(sampling) if sequence.params.embeds]
-        return sampled, prompts, self._embeddings(hidden, sample_rows, places) if places else None
+        return sampled, prompts, self._embeddings(hidden, places) if places else None
 
-    def _embeddings(self, hidden: torch.Tensor, sample_rows: torch.Tensor, places: list[int]) -> Embeddings:
+    def _embeddings(self, hidden: torch.Tensor, places: list[int]) -> Embeddings:
         """Last tokens' states after the last norm, at length 1, as embedding models on this decoder are trained.
 
         Source: Zhang et al. 2025, Qwen3 Embedding
         """
-        rows = sample_rows[on_device(places, torch.int64, self._device.torch)]
+        rows = on_device(places, torch.int64, self._device.torch)
         return Embeddings(tuple(places), normalize(hidden[rows].float(), dim=-1))
 
     def device_memory(self) -> DeviceMemory | None:
@@ -128,12 +126,14 @@ class ModelRunner:
         """Safe in any thread. Raises BadRequest."""
         return self._grammars.compile(spec)
 
-    def _hidden(self, plan: BatchPlan) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens, hidden] of the whole plan after the last norm, and the rows of those that sample."""
+    def _hidden(self, plan: BatchPlan) -> tuple[torch.Tensor, list[PromptPart]]:
+        """[samples, hidden] after the last norm, of those that sample; what prompts are told of their own tokens."""
         batch = forward_batch(plan, self.memory.block_size, self._device.torch, self._last_token_ids)
-        if self._replay is not None:
-            return self._replay.hidden(batch), batch.sample_rows
-        return self._decoder.hidden(batch, self._cache), batch.sample_rows
+        if self._replay is not None and not any(s.params.prompt_logprobs is not None for s in plan.sequences):
+            # Only a CPU's: on a card the number of rows chooses the kernel, and a row's last bits with it.
+            return self._replay.hidden(batch, batch.sample_rows), []
+        hidden = self._decoder.hidden(batch, self._cache)
+        return hidden[batch.sample_rows], self._prompt_logprobs(plan, hidden)
 
     def _prompt_logprobs(self, plan: BatchPlan, hidden: torch.Tensor) -> list[PromptPart]:
         """Of the prompts whose requests ask, until their first token has come."""

@@ -28,8 +28,17 @@ class Attention:
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.out
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: PagedKV, cos_sin: torch.Tensor) -> torch.Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]; writes the tokens' keys and values into the cache."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        batch: ForwardBatch,
+        cache: PagedKV,
+        cos_sin: torch.Tensor,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x [tokens, hidden] -> [tokens, hidden], or the `wanted` rows of that; writes the tokens' keys and values into
+        the cache.
+        """
         spec = self.spec
         heads = self.qkv(x).view(x.shape[0], -1, spec.head_dim)  # queries, then keys, then values
         norms = None if self.norms is None else (self.norms.q, self.norms.k, self.norms.eps)
@@ -47,4 +56,8 @@ class Attention:
             window=spec.window,
             softcap=spec.softcap,
         )
-        return self.out(attended.flatten(1))
+        return self.out(_rows(attended.flatten(1), wanted))
+
+
+def _rows(x: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
+    return x if wanted is None else x[wanted]

@@ -41,14 +41,24 @@ class Layer:
         return *self.attention.linears, *self.ffn.linears
 
     def __call__(
-        self, step: "Addend", residual: torch.Tensor, batch: ForwardBatch, cache: PagedKV, cos_sin: torch.Tensor
-    ) -> "Addend":
-        """`step` is what the layer before has to add to the residual stream; returns what this one has."""
+        self,
+        step: "Addend",
+        residual: torch.Tensor,
+        batch: ForwardBatch,
+        cache: PagedKV,
+        cos_sin: torch.Tensor,
+        wanted: torch.Tensor | None = None,
+    ) -> tuple["Addend", torch.Tensor]:
+        """`step` is what the layer before has to add to the residual stream; returns what this one has, and the stream:
+        the same, or the `wanted` rows of it, as attention is the last to need the others.
+        """
         norms = self.norms
         row = step.add_to(residual, norms.attention, norms.eps, norms.attention_order)
-        x = self.attention(row, batch, cache, cos_sin)
+        x = self.attention(row, batch, cache, cos_sin, wanted)
+        if wanted is not None:
+            residual = residual[wanted]
         row = Addend(x, norms.after_attention).add_to(residual, norms.ffn, norms.eps, norms.ffn_order)
-        return Addend(self.ffn(row), norms.after_ffn)
+        return Addend(self.ffn(row), norms.after_ffn), residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +131,22 @@ class Decoder:
         angles = {table.data_ptr(): table.nbytes for table in self._cos_sin}
         return total + self.embedding.nbytes + sum(angles.values())
 
-    def hidden(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
-        """[tokens, hidden] after the last norm: what the head, or a pooling, is given."""
-        return self.stacked(self.embedded(batch), batch, cache)
+    def hidden(self, batch: ForwardBatch, cache: KVCache, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        """[tokens, hidden] after the last norm: what the head, or a pooling, is given; or the `wanted` rows of it."""
+        return self.stacked(self.embedded(batch), batch, cache, wanted)
 
     def embedded(self, batch: ForwardBatch) -> torch.Tensor:
         """[tokens, hidden]: the residual stream before the first layer."""
         return ops.embed(batch.token_ids, self.embedding, self._embedding_scale, self._dtype)
 
-    def stacked(self, residual: torch.Tensor, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+    def stacked(
+        self, residual: torch.Tensor, batch: ForwardBatch, cache: KVCache, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The rest of `hidden`; changes the residual in place."""
         step = Addend()
         for layer, layer_cache, cos_sin in zip(self.layers, cache.layers, self._cos_sin, strict=True):
-            step = layer(step, residual, batch, layer_cache, cos_sin)
+            rows = wanted if layer is self.layers[-1] else None
+            step, residual = layer(step, residual, batch, layer_cache, cos_sin, rows)
         return step.add_to(residual, self.norm, self.spec.norm.eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -90,40 +90,35 @@ _side_by_side = _two if _WIDE == 2 else _one
 @kernel(F32_2D, _CHUNK, _CHUNK, F32_2D)
 def _score(queries, keys, ahead, scores):
     """scores += queries @ keys, rows in fours; `ahead` is asked for meanwhile."""
-    row = 0
-    while row + _TALL <= queries.shape[0]:
+    whole = queries.shape[0] // _TALL * _TALL
+    if whole:
         for v in range(0, _PARTS, _WIDE):
-            _tall_scores_tile(
-                queries[row:], _side_by_side(keys, v), _side_by_side(ahead, v), scores[row:, v * tiles.LANES :]
-            )
-        row += _TALL
-    while row < queries.shape[0]:
-        _low_scores_tile(queries[row:], keys, ahead, scores[row:])
-        row += _LOW
+            place = scores[:, v * tiles.LANES :]
+            _tall_scores_tile(queries, _side_by_side(keys, v), _side_by_side(ahead, v), place)
+    if whole < queries.shape[0]:
+        _low_scores_tile(queries[whole:], keys, ahead, scores[whole:])
 
 
 @kernel(F32_2D, _CHUNK, _CHUNK, F32_2D)
 def _add_values(scores, values, ahead, result):
     """result += scores @ values, rows in fours, columns in whole vectors; `ahead` is asked for meanwhile."""
-    row, width = 0, result.shape[1]
-    while row + _TALL <= scores.shape[0]:
+    whole, width = scores.shape[0] // _TALL * _TALL, result.shape[1]
+    if whole:
         c = 0
         while c + _WIDE * tiles.LANES <= width:
-            _tall_tile(scores[row:], _columns(values, c), _columns(ahead, c), result[row:, c:])
+            _tall_tile(scores, _columns(values, c), _columns(ahead, c), result[:, c:])
             c += _WIDE * tiles.LANES
         while c < width:
-            _tall_narrow_tile(scores[row:], _columns(values, c), _columns(ahead, c), result[row:, c:])
+            _tall_narrow_tile(scores, _columns(values, c), _columns(ahead, c), result[:, c:])
             c += tiles.LANES
-        row += _TALL
-    while row < scores.shape[0]:
+    if whole < scores.shape[0]:
         c = 0
         while c + 4 * tiles.LANES <= width:
-            _low_tile(scores[row:], _columns(values, c), _columns(ahead, c), result[row:, c:])
+            _low_tile(scores[whole:], _columns(values, c), _columns(ahead, c), result[whole:, c:])
             c += 4 * tiles.LANES
         while c < width:
-            _low_narrow_tile(scores[row:], _columns(values, c), _columns(ahead, c), result[row:, c:])
+            _low_narrow_tile(scores[whole:], _columns(values, c), _columns(ahead, c), result[whole:, c:])
             c += tiles.LANES
-        row += _LOW
 
 
 @kernel(F32_2D, int64, int64, int64, F32_2D, F32_2D, F32_2D)
@@ -146,12 +141,14 @@ def _soften(scores, position, heads, window, largest, total, result):
             row[:first] = -np.inf
         top = max(largest[r, 0], tiles.largest_of(scores[r : r + 1]))
         exp_minus(row, top)
-        shrink = exp_of_negative(largest[r, 0] - top)
-        total[r, 0] = total[r, 0] * shrink + tiles.sum_of(scores[r : r + 1])
-        largest[r, 0] = top
-        attended = result[r]
-        for d in range(attended.shape[0]):
-            attended[d] *= shrink
+        if top > largest[r, 0]:  # else all that is here is scaled by exactly 1
+            shrink = exp_of_negative(largest[r, 0] - top)
+            total[r, 0] *= shrink
+            largest[r, 0] = top
+            attended = result[r]
+            for d in range(attended.shape[0]):
+                attended[d] *= shrink
+        total[r, 0] += tiles.sum_of(scores[r : r + 1])
 
 
 @numba.njit

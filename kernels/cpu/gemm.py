@@ -114,15 +114,12 @@ def _part(group):
 
 @kernel(F32_ROWS, F32_2D, F32_ROWS)
 def _add_rows(x, dense, out):
-    row = 0
-    while row + _TALL <= x.shape[0]:
-        for c in range(0, dense.shape[1], _WIDE * tiles.LANES):
-            _tall_tile(x[row:], dense[:, c:], out[row:, c:])
-        row += _TALL
-    while row < x.shape[0]:
+    whole = x.shape[0] // _TALL * _TALL
+    for c in range(0, dense.shape[1], _WIDE * tiles.LANES):
+        _tall_tile(x, dense[:, c:], out[:, c:])
+    if whole < x.shape[0]:
         for c in range(0, dense.shape[1], _OUTPUTS):
-            _one_row_tile(x[row:], dense[:, c:], out[row:, c:])
-        row += 1
+            _one_row_tile(x[whole:], dense[:, c:], out[whole:, c:])
 
 
 @kernel(*_W4, int64, int64)

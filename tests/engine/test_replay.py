@@ -57,7 +57,7 @@ def _plans(runner: ModelRunner) -> list[BatchPlan]:
 @torch.inference_mode()
 def _computed(runner: ModelRunner, plan: BatchPlan) -> torch.Tensor:
     batch = forward_batch(plan, runner.memory.block_size, torch.device("cpu"), runner._last_token_ids)
-    return runner._decoder.hidden(batch, runner._cache)
+    return runner._decoder.hidden(batch, runner._cache)[batch.sample_rows]
 
 
 @torch.inference_mode()
