@@ -545,7 +545,7 @@ async def test_a_broken_route_is_a_500_in_our_shape_with_all_headers(house: Hous
     async def broken() -> None:
         raise RuntimeError("secret")
 
-    response = await house.ask("GET", "/broken", headers={"origin": "http://localhost"})
+    response = await house.ask("GET", "/broken", headers={"host": "localhost", "origin": "http://localhost"})
     assert "secret" not in error_of(response, 500)["message"]
     assert response.headers["access-control-allow-origin"] == "http://localhost"
 

@@ -148,12 +148,15 @@ def test_the_bar_shows_prompts_and_tokens_a_second(llm: LLM, capsys: pytest.Capt
     assert capsys.readouterr().err == ""
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_computed(llm: LLM) -> None:
-    steps = llm._engine.stats.num_steps
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_asked_of_the_engine(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(llm._engine, "submit", lambda *request, **more: asked.append(request))
     room = llm.info.max_model_len
     with pytest.raises(ValueError, match=rf"Prompt 1 has {room} tokens and its answer up to 12; .* room for {room}"):
         llm.generate(["short", "x" * room], GREEDY, use_tqdm=False)
-    assert llm._engine.stats.num_steps == steps
+    assert asked == []
 
 
 def test_a_refused_request_gives_up_the_others_and_leaves_the_model_usable(llm: LLM) -> None:
