@@ -1,4 +1,5 @@
-"""Paged attention in fp32, for decode and prefill alike: one task a sequence, KV head and block of queries.
+"""Paged attention in fp32, for decode and prefill alike: a task is a block of queries of one
+sequence with one KV head, or with all of them where that leaves work enough for every thread.
 
 Keys come in chunks of 64 that begin at the sequence's start, each with a running maximum and sum (Milakov and
 Gimelshein 2018, FlashAttention). A query's sums are thus taken in the same order alone and in any block: its result has

@@ -1,7 +1,8 @@
 """How threads share out the tasks of a kernel: each takes the next one when it is through with its last.
 
-A thread that sleeps takes some 40 us to wake, and one whose core is wanted by another program falls behind; shares of
-equal size would make the others wait. What a task computes does not depend on who takes it, so no bit does.
+A thread that sleeps begins later, and one whose core is wanted by another program falls behind: with shares of equal
+size one of two waited a fifth of the time (docs/log.md). What a task computes does not depend on who takes it, so no
+bit does.
 """
 
 from llvmlite import ir
