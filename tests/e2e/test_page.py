@@ -528,3 +528,34 @@ def test_the_keys_do_what_their_list_says(open_tab: Callable[..., Tab], house: H
     tab.page.keyboard.type("second")
     expect(tab.page.get_by_role("link", name=re.compile("second chat"))).to_be_visible()
     assert tab.complaints == []
+
+
+def test_keys_pressed_in_another_room_lead_to_the_chat_and_escape_stops_nothing(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    room, search = tab.page.locator("#fs-room-chat"), tab.page.get_by_role("searchbox", name="Search chats")
+    tab.send("count: 400 every 0.05 as n")
+    expect(tab.writing.last).to_contain_text("n1")
+    tab.page.get_by_role("link", name="Settings").click()
+    expect(room).to_be_hidden()
+    tab.page.keyboard.press("Escape")
+    tab.page.keyboard.press("Control+K")
+    expect(search).to_be_focused()
+    expect(tab.writing).to_have_count(1)
+    tab.page.get_by_role("link", name="Settings").click()
+    expect(room).to_be_hidden()
+    tab.page.keyboard.press("Control+Shift+O")
+    expect(tab.box).to_be_focused()
+    expect(tab.answers).to_have_count(0)
+    tab.page.get_by_role("link", name="Settings").click()
+    expect(room).to_be_hidden()
+    tab.page.keyboard.press("Control+K")
+    expect(search).to_be_focused()
+
+
+def test_the_drawer_of_a_narrow_screen_closes_when_the_open_chat_is_picked(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab(width=360, height=740)
+    tab.send("say: on a narrow screen")
+    expect(tab.finished.last).to_contain_text("narrow")
+    tab.page.get_by_role("button", name="List of chats").click()
+    tab.page.locator("#fs-sidebar a[aria-current]").click()
+    expect(tab.page.locator("#fs-sidebar")).to_be_hidden()

@@ -8,8 +8,10 @@ export function keysCard(onChange) {
   const list = el("ul", { class: "fr-rows" });
   const made = el("div", { role: "status" });
   const hint = el("p", { class: "fr-quiet" });
+  let shown = ""; // the key whose words are still on the page
   const form = newKeyForm(alert, async (name, isAdmin) => {
     const { key } = await ask("ui/keys", { body: { name, is_admin: isAdmin } });
+    shown = name;
     made.replaceChildren(shownOnce(name, key));
     await read();
   });
@@ -18,6 +20,7 @@ export function keysCard(onChange) {
     try {
       const { keys, file } = await ask("ui/keys");
       hint.textContent = keys.length ? t("keys.hint", { file }) : t("keys.none");
+      if (!keys.some((key) => key.name === shown)) made.replaceChildren();
       list.replaceChildren(...keys.map((key) => row(key, alert, read)));
       form.isFirst(keys.length === 0);
       onChange(keys.length > 0);

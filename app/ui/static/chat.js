@@ -290,12 +290,13 @@ export function start(root) {
   startSettings(root.querySelector("#fs-talk-tools"), chat);
   startList(root.querySelector("#fs-sidebar"), chat);
   const begin = (isIncognito) => {
-    history.pushState(null, "", "#/chat");
+    if (!root.hidden) history.pushState(null, "", "#/chat");
+    else location.hash = "#/chat"; // from another room: this one is to be shown as well
     chat.open(null, { isIncognito });
   };
   root.querySelector("#fs-new").addEventListener("click", () => begin(false));
   root.querySelector("#fs-incognito").addEventListener("click", () => begin(true));
-  watchKeys({ newChat: () => begin(false), stop: () => chat.stop() });
+  watchKeys({ newChat: () => begin(false), stop: () => root.hidden || chat.stop() });
 }
 
 let wasLeft = false; // for another room of the page

@@ -23,7 +23,7 @@ class ChatList {
       autocomplete: "off", on: { input: () => this.#typed(), keydown: (event) => this.#searchKey(event) } });
     this.more = el("button", { type: "button", class: "fs-quiet", text: t("chats.more"), on: { click: () => this.#readMore() } });
     this.told = el("div", { class: "fs-chats-told", role: "status" });
-    this.list = el("nav", { class: "fs-chats-list", "aria-label": t("chats.list") });
+    this.list = el("nav", { class: "fs-chats-list", "aria-label": t("chats.list"), on: { click: (event) => this.#picked(event) } });
     this.file = el("input", { type: "file", multiple: true, accept: ".json,.md,.markdown,application/json,text/markdown", hidden: true,
       "aria-label": t("chats.import"), on: { change: () => this.#import() } });
     this.menu = new Menu(root);
@@ -127,7 +127,7 @@ class ChatList {
   }
 
   #mark() {
-    for (const link of this.#links()) {
+    for (const link of this.list.querySelectorAll("a[data-id]")) { // those in a closed drawer as well
       if (link.dataset.id === this.#chat.current()) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
@@ -225,8 +225,9 @@ class ChatList {
         refusals.push(`${file.name}: ${error.message}`);
       }
     }
-    if (count) this.#tell(t("chats.imported", { count }));
-    if (refusals.length) this.#alert(refusals.join("\n"));
+    const taken = count ? [t("chats.imported", { count })] : [];
+    if (refusals.length) this.#alert([...taken, ...refusals].join("\n"));
+    else if (count) this.#tell(...taken);
     await this.read();
   }
 
@@ -288,6 +289,11 @@ class ChatList {
     if (left?.startsWith("incognito-")) ask(`ui/chats/${left}/delete`, { body: {} }).catch(() => {});
   }
 
+  /** The drawer closes even where the open chat is picked, and nothing changes. */
+  #picked(event) {
+    if (event.target.closest("a[aria-current]")) this.#root.classList.remove("fs-open");
+  }
+
   #key(event) {
     const isCommand = event.ctrlKey || event.metaKey;
     if (isCommand && !event.shiftKey && event.key.toLowerCase() === "k") this.#showSearch();
@@ -298,10 +304,14 @@ class ChatList {
   }
 
   #showSearch() {
-    if (!location.hash.startsWith("#/chat") && location.hash) location.hash = "#/chat";
-    this.show();
-    this.search.focus();
-    this.search.select();
+    const focus = () => {
+      this.show();
+      this.search.focus();
+      this.search.select();
+    };
+    if (location.hash.startsWith("#/chat") || !location.hash) return focus();
+    addEventListener("hashchange", () => setTimeout(focus), { once: true }); // once the room is shown
+    location.hash = "#/chat";
   }
 
   #step(by) {
