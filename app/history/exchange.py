@@ -110,5 +110,5 @@ def refusal(why: str) -> AppError:
         400,
         "bad_import",
         f"This file cannot be imported: {why}.",
-        hint="Nothing of it was taken. Choose a JSON or Markdown file that Fireside exported.",
+        hint="Nothing of it was taken. Choose a JSON, Markdown or zip file that Fireside exported.",
     )

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from app.background import in_daemon_thread
@@ -42,12 +42,13 @@ class Whole(NamedTuple):
 class Figures:
     """How an answer came to be. Times are seconds as this side of the server saw them.
 
+    model_id    that answers; None until it does
     wait_s      until a model was ready and the prompt made: loading, a swap of models
     ttft_s      from asking to the first piece
     thinking_s  from the first word of reasoning to the first of the answer
     """
 
-    model_id: str = ""
+    model_id: str | None = None
     max_model_len: int | None = None
     wait_s: float | None = None
     ttft_s: float | None = None
@@ -148,7 +149,6 @@ class Answers:
     def begin(self, node: Node, request: ChatRequest) -> None:
         """Make the answer whose place in the history is `node`, of state writing."""
         running = RunningAnswer(node, node.text, node.reasoning)
-        running.figures.model_id = request.model or self._status().model_id
         self._running[node.id] = running
         self._tasks[node.id] = asyncio.create_task(self._run(running, request))
         self.changed(node.chat_id)
@@ -179,11 +179,6 @@ class Answers:
         self._changes.changed(f"{TOPIC}:{chat_id}")
         self._changes.changed(LIST_TOPIC)
 
-    def as_shown(self, node: Node) -> Node:
-        """The node with what tabs are shown of it by now."""
-        running = self._running.get(node.id)
-        return node if running is None else replace(node, text=running.text, reasoning=running.reasoning)
-
     # -- what tabs are told
 
     def news(self, topic: str, seen: Seen) -> Iterable[Event]:
@@ -205,6 +200,8 @@ class Answers:
                 async for delta in deltas:
                     if keeping.done():
                         keeping.result()  # raises: what cannot be kept is not gone on with
+                    if running.figures.model_id is None:  # it is here: while this waited another may have been chosen
+                        running.figures.model_id = request.model or self._status().model_id
                     running.take(delta)
             running.state = "done"
         except asyncio.CancelledError:

@@ -1,19 +1,25 @@
-"""Chats as files that a browser saves and sends: JSON, Markdown, several Markdown files in a zip."""
+"""Chats as files that a browser saves and sends: JSON, Markdown, several of them in a zip."""
 
 import io
 import re
 import time
 import zipfile
+import zlib
 from collections.abc import Sequence
 from urllib.parse import quote
 
 from starlette.responses import Response
 
+from app.errors import AppError
 from app.history.exchange import WholeChat, read_json, refusal, write_json
 from app.history.history import History
 from app.history.markdown import read_markdown, write_markdown
 from app.history.types import Chat
 from app.ui.chat_bodies import Form
+
+MAX_UNPACKED_BYTES = 256 << 20
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second is one of no files
+_IS_ENCRYPTED = 1
 
 
 def write_files(chats: Sequence[WholeChat], form: Form) -> Response:
@@ -27,13 +33,49 @@ def write_files(chats: Sequence[WholeChat], form: Form) -> Response:
 
 
 def import_from(history: History, raw: bytes) -> list[Chat]:
-    """Raises AppError 400."""
+    """All chats of the file, or none. Raises AppError 400."""
+    return history.import_(_chats_in_zip(raw) if raw.startswith(_ZIP) else _chats_in(raw))
+
+
+def _chats_in(raw: bytes) -> list[WholeChat]:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise refusal(f"it is not UTF-8 (byte {error.start:,})") from None
-    chats = read_json(text) if text.lstrip()[:1] in ("{", "[") else [read_markdown(text)]
-    return history.import_(chats)
+    return read_json(text) if text.lstrip()[:1] in ("{", "[") else [read_markdown(text)]
+
+
+def _chats_in_zip(raw: bytes) -> list[WholeChat]:
+    """Of its JSON and Markdown files, in their order; other files in it are somebody else's, and refuse the whole."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as packed:
+            members = [member for member in packed.infolist() if not member.is_dir()]
+            _check_members(members)
+            files = [(member.filename, packed.read(member)) for member in members]
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+        raise refusal(f"it is a zip that cannot be unpacked ({error})") from None
+    return [chat for name, file in files for chat in _chats_of(name, file)]
+
+
+def _check_members(members: Sequence[zipfile.ZipInfo]) -> None:
+    """What a member says of its size is what it is read to at most."""
+    if not members:
+        raise refusal("it is a zip without any file")
+    for member in members:
+        if not member.filename.lower().endswith((".md", ".markdown", ".json")):
+            raise refusal(f"it is a zip, and its {member.filename!r} is neither Markdown nor JSON")
+        if member.flag_bits & _IS_ENCRYPTED:
+            raise refusal(f"it is a zip, and its {member.filename!r} asks for a password")
+    total = sum(member.file_size for member in members)
+    if total > MAX_UNPACKED_BYTES:
+        raise refusal(f"it unpacks to {total >> 20:,} MB, and at most {MAX_UNPACKED_BYTES >> 20} MB are taken")
+
+
+def _chats_of(name: str, raw: bytes) -> list[WholeChat]:
+    try:
+        return _chats_in(raw)
+    except AppError as error:
+        raise AppError(error.status, error.code, f"{name}: {error.message}", hint=error.hint) from None
 
 
 def _zip_of(chats: Sequence[WholeChat]) -> bytes:

@@ -118,7 +118,7 @@ class _Chats:
         return await in_daemon_thread(write)
 
     async def bring_in(self, request: Request) -> dict[str, Any]:
-        """The file is the body as it is, JSON or Markdown. All of it comes in, or none."""
+        """The file is the body as it is: JSON, Markdown, or a zip of such. All of it comes in, or none."""
         raw = await read_raw(request, MAX_IMPORT_BYTES, "The file to import")
         chats = await in_daemon_thread(lambda: import_from(self._book.kept, raw))
         for chat in chats:

@@ -194,10 +194,10 @@ class _Talk:
                     node.id,
                     "assistant",
                     state="writing",
-                    meta={**meta, "sampling": way.options},
+                    meta={**meta, "sampling": way.options, "model_id": request.model},
                     is_shown=way is ways[0],
                 )
-                for way in ways
+                for way, request in zip(ways, requests, strict=True)
             ]
             return list(zip(places, requests, strict=True))
 

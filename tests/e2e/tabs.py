@@ -42,6 +42,7 @@ class House:
         """answerer: who answers in place of the script. app: what is served before the page."""
         self.service = ScriptedService(piece_s=0.02)
         self.status = READY
+        self.in_memory: list[dict[str, Any]] = []  # models, beside the one in hand
         answerer = answerer or self.service
         if app is None:
             app = FastAPI()
@@ -68,7 +69,7 @@ class House:
         app.add_api_route("/ui/models/best", lambda: {"model": None})
         app.add_api_route("/ui/me", lambda: {"name": "", "is_admin": True})
         app.add_api_route("/ui/models/load", load, methods=["POST"])
-        hub.add("models", State(lambda: {"models": []}))
+        hub.add("models", State(lambda: {"models": self.in_memory}), every_s=0.1)
 
     def __enter__(self) -> "House":
         self._thread.start()

@@ -13,7 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from app.ui.talk import NUM_AT_ONCE
 from tests.app.api.house import House as Api
+from tests.app.history.test_size import fill
 from tests.e2e.tabs import CHROMIUM, FLAGS, PATIENCE_MS, House, Tab, wait_until
 from tests.fakes import Script, byte_model_folder, ids
 
@@ -117,24 +119,29 @@ def _rate(points: list[tuple[float, int]]) -> float:
 
 
 def test_an_update_costs_the_same_in_a_long_chat(browser: Any, tmp_path: Path) -> None:
-    """CPU of the tab for each update, in a chat of nothing and below 200 messages of 2 KB and a long answer."""
+    """CPU of the tab for each update: in a chat of nothing, and below 200 and 1,000 messages that are all drawn."""
     with House(tmp_path / "history.db") as house:
         tab = Tab(browser.new_page(), house)
-        tab.send("say: hello")
-        expect(tab.finished).to_have_count(1)
-        short = _cost_of_an_update(tab)
-        chat_id = tab.page.url.rsplit("/", 1)[1]
-        history = house.book.kept
-        parent = history.chat(chat_id).leaf_id
-        for number in range(200):
-            role = "assistant" if number % 2 else "user"
-            parent = history.add(chat_id, parent, role, "Some words of **it**.\n\n" * 90).id
-        tab.page.reload()
-        expect(tab.finished.last).to_contain_text("Some words")
-        long = _cost_of_an_update(tab)
-        print(f"CPU of an update: {short:.2f} ms in a short chat, {long:.2f} ms in a long one")
-        assert long < 2 * short
+        costs = {number: _cost_below(number, tab, house) for number in (0, 200, 1000)}
+        told = ", ".join(f"{cost:.2f} ms below {number:,} messages" for number, cost in costs.items())
+        print(f"CPU of an update: {told}")
+        assert max(costs.values()) < 1.5 * costs[0]
         tab.page.close()
+
+
+def _cost_below(num_messages: int, tab: Tab, house: House) -> float:
+    history = house.book.kept
+    chat_id, parent = history.create_chat(f"{num_messages} messages").id, None
+    for number in range(num_messages):
+        role: Any = "assistant" if number % 2 else "user"
+        parent = history.add(chat_id, parent, role, "Some words of **it**.\n\n" * 9).id
+    tab.page.goto(f"{house.url}#/chat/{chat_id}")
+    messages, earlier = tab.page.locator(".fs-message"), tab.page.get_by_role("button", name="Earlier messages")
+    for number in range(NUM_AT_ONCE, num_messages, NUM_AT_ONCE):
+        expect(messages).to_have_count(number)
+        earlier.click()
+    expect(messages).to_have_count(num_messages)
+    return _cost_of_an_update(tab)
 
 
 def _cost_of_an_update(tab: Tab) -> float:
@@ -155,3 +162,28 @@ def _cost_of_an_update(tab: Tab) -> float:
 def _busy_s(session: Any) -> float:
     metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
     return float(metrics["TaskDuration"])
+
+
+# Notes when the first message stands in the page: milliseconds since the page was asked for.
+_FIRST_DRAWN = """new MutationObserver(() => {
+    window.firstAt ??= document.querySelector(".fs-list .fs-message") && performance.now();
+}).observe(document, { subtree: true, childList: true })"""
+
+
+def test_a_chat_of_ten_thousand_messages_opens_as_soon_as_a_short_one(browser: Any, tmp_path: Path) -> None:
+    """From asking for the page to its first message, with a history that the server has not opened yet."""
+    took_ms: dict[int, list[float]] = {10: [], 10_000: []}
+    for number in took_ms:
+        fill(tmp_path / f"{number}.db", number)
+    for number in [*took_ms] * 3:
+        with House(tmp_path / f"{number}.db") as house:
+            page = browser.new_page()
+            page.add_init_script(_FIRST_DRAWN)
+            page.goto(f"{house.url}#/chat/chat0")
+            page.wait_for_function("window.firstAt")
+            took_ms[number].append(page.evaluate("firstAt"))
+            expect(page.locator(".fs-message")).to_have_count(min(number, NUM_AT_ONCE))
+            page.close()
+    short, long = (min(each) for each in took_ms.values())
+    print(f"first message of a chat of 10 after {short:.0f} ms, of 10,000 after {long:.0f} ms")
+    assert long < 2 * short

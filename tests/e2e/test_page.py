@@ -4,8 +4,12 @@ Each test waits for what it expects to see and asserts no speed. Screenshots go 
 """
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +63,7 @@ def running_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 @pytest.fixture
 def house(running_house: House) -> House:
     running_house.status = READY
+    running_house.in_memory = []
     running_house.service.is_ready = True
     running_house.service.requests.clear()
     running_house.service.closed.clear()
@@ -241,6 +246,24 @@ def test_a_message_sent_while_the_model_loads_waits_and_says_so(open_tab: Callab
     house.service.is_ready = True
     expect(tab.finished.last).to_contain_text("Here I am")
     expect(tab.page.get_by_role("progressbar", name="Loading the model")).to_be_hidden()
+
+
+def test_an_answer_that_waits_for_another_model_than_the_one_in_hand_says_so(
+    open_tab: Callable[..., Tab], house: House
+) -> None:
+    tab = open_tab()
+    tab.press("Compare")
+    tab.page.get_by_label("Second model").select_option("other-model")
+    house.service.is_ready = False
+    tab.send("say: Here I am")
+    first, second = tab.page.locator(".fs-column").nth(0), tab.page.locator(".fs-column").nth(1)
+    expect(first).to_contain_text("Reading your message")
+    expect(second).to_contain_text("Waiting for a model")
+    house.in_memory = [{"model": "other-model", "state": "loading", "stage": "reading weights", "fraction": 0.25}]
+    expect(second).to_contain_text("as soon as other-model is loaded: reading weights (25 %)")
+    house.service.is_ready = True
+    expect(tab.finished).to_have_count(2)
+    assert tab.complaints == []
 
 
 def test_a_chosen_model_is_loaded_with_its_progress(open_tab: Callable[..., Tab], house: House) -> None:
@@ -447,6 +470,45 @@ def test_a_restart_in_mid_answer_loses_nothing_that_was_shown(browser: Any, tmp_
         tab.page.context.close()
 
 
+@contextmanager
+def _killable(history: Path, port: int = 0) -> Iterator[Any]:
+    """A server in a process of its own; gives its process and port."""
+    command = [sys.executable, "-m", "tests.e2e.scripted_server", str(history), str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            port = int(process.stdout.readline())
+            yield SimpleNamespace(process=process, port=port, url=f"http://127.0.0.1:{port}/")
+        finally:
+            process.kill()
+
+
+def test_a_killed_server_loses_nothing_that_was_shown_and_the_tab_goes_on(browser: Any, tmp_path: Path) -> None:
+    history = tmp_path / "history.db"
+    with _killable(history) as server:
+        tab = Tab(browser.new_context().new_page(), server)
+        tab.send("say: before it")
+        expect(tab.finished).to_have_count(1)
+        tab.send("count: 5000 every 0.01 as n")
+        expect(tab.writing).to_contain_text("n50 ")
+        server.process.kill()
+        server.process.wait()
+    expect(tab.page.locator(".fs-stage")).to_have_text("Fireside is not running")
+    shown = tab.answers.last.get_by_test_id("bot").inner_text()
+    tab.box.fill("say: typed meanwhile")
+    with _killable(history, server.port):
+        expect(tab.finished.last).to_contain_text("Cut: Fireside ended")
+        expect(tab.answers).to_have_count(2)
+        words = tab.finished.last.get_by_test_id("bot").inner_text()
+        assert words.startswith(shown) and words.split() == [f"n{i}" for i in range(len(words.split()))]
+        tab.press("Continue")
+        expect(tab.finished.last).to_contain_text("and on")
+        expect(tab.box).to_have_value("say: typed meanwhile")
+        tab.box.press("Enter")
+        expect(tab.finished.last).to_contain_text("typed meanwhile")
+        tab.page.context.close()
+
+
 def test_the_view_follows_the_answer_until_the_reader_scrolls_up(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab(height=500)
     pane = tab.page.locator("#fs-pane")
@@ -550,6 +612,27 @@ def test_keys_pressed_in_another_room_lead_to_the_chat_and_escape_stops_nothing(
     expect(room).to_be_hidden()
     tab.page.keyboard.press("Control+K")
     expect(search).to_be_focused()
+
+
+def test_keys_work_in_a_room_that_the_page_was_opened_at(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    for keys, focused in (
+        ("Control+K", tab.page.get_by_role("searchbox", name="Search chats")),
+        ("Control+Shift+O", tab.box),
+    ):
+        tab.page.goto("about:blank")
+        tab.page.goto(f"{house.url}#/settings")
+        expect(tab.page.locator("#fs-message")).to_be_attached()
+        tab.page.keyboard.press(keys)
+        expect(focused).to_be_focused()
+        expect(tab.page.locator("#fs-room-settings")).to_be_hidden()
+
+
+def test_a_theme_that_is_chosen_holds_in_all_tabs(open_tab: Callable[..., Tab]) -> None:
+    tab, other = open_tab(), open_tab()
+    tab.page.evaluate("import('./ui/static/theme.js').then((theme) => theme.chooseTheme('dark'))")
+    for each in (tab, other):
+        expect(each.page.locator("body")).to_have_class(re.compile("dark"))
 
 
 def test_the_drawer_of_a_narrow_screen_closes_when_the_open_chat_is_picked(open_tab: Callable[..., Tab]) -> None:

@@ -194,6 +194,37 @@ def test_a_file_is_counted_sent_along_and_refused_where_it_is_no_text(
     expect(attached).to_have_count(0)
 
 
+def test_files_that_have_no_room_in_the_context_are_not_sent(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    halves = [{"name": f"{i}.txt", "mimeType": "text/plain", "buffer": b"word " * 5000} for i in (1, 2)]
+    tab.page.get_by_label("Attach").last.set_input_files(halves)
+    attached = tab.page.get_by_role("list", name="Attached files").get_by_role("listitem")
+    expect(attached).to_contain_text(["5,004 tokens", "5,004 tokens"])
+    tab.send("What do they say?")
+    expect(tab.page.get_by_text("have 10,008 tokens, and the model's context has 8,192")).to_be_visible()
+    assert house.service.requests == [] and tab.box.input_value() == "What do they say?"
+    tab.page.get_by_role("button", name="Remove 2.txt").click()
+    tab.box.press("Enter")
+    wait_until(lambda: len(house.service.requests) == 1)
+    tab.stop.click()
+
+
+def test_what_an_edit_was_refused_for_goes_with_it(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    tab.send("say: hello")
+    expect(tab.finished).to_have_count(1)
+    for leave in ("Escape", "Enter"):
+        tab.box.press("ArrowUp")
+        edited = tab.page.get_by_role("textbox", name="Edit your message")
+        edited.fill(" ")
+        edited.press("Enter")
+        expect(tab.page.get_by_text("The message is empty")).to_be_visible()
+        edited.fill("say: again")
+        edited.press(leave)
+        expect(tab.page.get_by_text("The message is empty")).to_have_count(0)
+    expect(tab.finished.last).to_contain_text("again")
+
+
 def test_an_incognito_chat_is_not_listed_and_is_gone_once_it_is_left(
     open_tab: Callable[..., Tab],
     house: House,

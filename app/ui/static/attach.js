@@ -22,11 +22,16 @@ class Attachments {
     chat.onChange(() => this.#chatChanged());
   }
 
-  /** Of all files, once the server has read them. Throws Refused where one could not be read: none is left behind. */
+  /** Of all files, once the server has read and counted them. Throws Refused where one could not be read, as none is
+   *  left behind, and where they have no room in the model's context. */
   async ids() {
     await Promise.all(this.#files.map((file) => file.reading));
     const bad = this.#files.find((file) => !file.id);
     if (bad) throw new Refused(t("attach.remove_first", { name: bad.name }), 0);
+    const tokens = this.#files.reduce((sum, file) => sum + (file.numTokens ?? 0), 0);
+    if (this.#room !== null && tokens >= this.#room) {
+      throw new Refused(t("attach.no_room", { tokens: tokens.toLocaleString(), room: this.#room.toLocaleString() }), 0);
+    }
     return this.#files.map((file) => file.id);
   }
 

@@ -17,7 +17,8 @@ class Chat {
   #unwatch = null;
   #listeners = new Set();
   #nodes = [];
-  #status = null;
+  #status = null; // of the model in hand
+  #inMemory = []; // all models that are loaded or loading
 
   constructor(root) {
     this.pane = root.querySelector("#fs-pane");
@@ -36,6 +37,7 @@ class Chat {
     this.said = root.querySelector("#fs-said");
     this.incognitoNote = root.querySelector("#fs-incognito-note");
     live.watch("status", (event) => this.#watchStatus(event));
+    live.watch("models", (event) => this.#watchModels(event));
   }
 
   // -- for other modules
@@ -126,7 +128,7 @@ class Chat {
   async #begin(path, body) {
     try {
       const begun = await ask(path, { body: { ...body, ways: this.compare.ways(), shows_probabilities: this.probabilities.isOn() } });
-        this.compare.clear();
+      this.compare.clear();
       await this.#begun(begun);
       return "";
     } catch (error) {
@@ -160,14 +162,16 @@ class Chat {
   #edit(node, element) {
     const box = el("textarea", { "aria-label": t("chat.edit_label"), rows: Math.min(12, node.text.split("\n").length + 1) });
     box.value = node.text;
-    const form = el("form", { class: "fs-edit" }, box, el("div", {},
+    const told = el("p", { class: "fs-error", role: "alert", hidden: true });
+    const form = el("form", { class: "fs-edit" }, box, told, el("div", {},
       button("chat.edit_cancel", close), el("button", { type: "submit", class: "fs-send", text: t("chat.edit_send") })));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const attachment_ids = node.attachments.map((file) => file.id);
       const refusal = await this.#begin("ui/talk/send", { chat_id: this.#id, parent_id: node.parent_id, text: box.value, attachment_ids });
-      if (refusal) this.composer.tell(refusal);
-      else close();
+      setText(told, refusal);
+      told.hidden = !refusal;
+      if (!refusal) close();
     });
     form.addEventListener("keydown", (event) => {
       if (event.key === "Escape") close();
@@ -221,6 +225,12 @@ class Chat {
     this.#drawWaiting();
   }
 
+  #watchModels(event) {
+    if (event.kind !== "state") return;
+    this.#inMemory = event.models;
+    this.#drawWaiting();
+  }
+
   #gone() {
     this.open(null);
     history.replaceState(null, "", "#/chat");
@@ -257,12 +267,19 @@ class Chat {
     for (const node of this.#writing()) this.conversation.view(node.id)?.wait(this.#waitingFor(node));
   }
 
-  #waitingFor() {
-    const status = this.#status;
+  #waitingFor(node) {
+    const status = this.#statusFor(node.meta.model_id);
     if (!status || status.state === "ready") return t("chat.reading");
     if (status.state !== "loading") return t("chat.waiting");
     const share = status.fraction === null ? "" : ` (${Math.round(status.fraction * 100)} %)`;
     return t("chat.waiting_load", { model: status.model_id, stage: `${status.stage || t("frame.status.loading")}${share}` });
+  }
+
+  /** Of the model that an answer asks for by name, or of the one in hand. */
+  #statusFor(modelId) {
+    if (!modelId || modelId === this.#status?.model_id) return this.#status;
+    const found = this.#inMemory.find((each) => each.model === modelId);
+    return found ? { ...found, model_id: modelId } : { state: "empty" };
   }
 
   #writing() {

@@ -24,7 +24,7 @@ class ChatList {
     this.more = el("button", { type: "button", class: "fs-quiet", text: t("chats.more"), on: { click: () => this.#readMore() } });
     this.told = el("div", { class: "fs-chats-told", role: "status" });
     this.list = el("nav", { class: "fs-chats-list", "aria-label": t("chats.list"), on: { click: (event) => this.#picked(event) } });
-    this.file = el("input", { type: "file", multiple: true, accept: ".json,.md,.markdown,application/json,text/markdown", hidden: true,
+    this.file = el("input", { type: "file", multiple: true, accept: ".json,.md,.markdown,.zip", hidden: true,
       "aria-label": t("chats.import"), on: { change: () => this.#import() } });
     this.menu = new Menu(root);
     const all = el("button", { type: "button", class: "fs-icon", text: "⋯", "aria-label": t("chats.all_menu"),

@@ -65,4 +65,4 @@ applyTheme();
 drawFrame();
 startModelChoice(document.getElementById("fs-status"));
 window.addEventListener("hashchange", show);
-show();
+show().then(() => start("chat")); // its keys work in every room

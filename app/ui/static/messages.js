@@ -109,7 +109,7 @@ class AnswerMessage {
     const isOver = !this.isWriting;
     if (isOver) this.#waiting = "";
     this.#actions.hidden = !isOver;
-    this.#goOn.hidden = node.state === "done" && node.meta.finish_reason !== "length";
+    this.#goOn.hidden = !canGoOn(node);
     this.#probabilities.hidden = !node.has_tokens;
     this.#figures.hidden = !isOver || !node.meta.timings;
     if (!this.#figures.hidden) drawFigures(this.#figures, node.meta);
@@ -131,6 +131,11 @@ class AnswerMessage {
     const { tokens } = await ask(`ui/talk/tokens/${this.node.id}`);
     this.textElement.after(drawProbabilities(tokens));
   }
+}
+
+/** There is a beginning, and it did not end by itself. */
+function canGoOn(node) {
+  return Boolean(node.text || node.reasoning) && (node.state !== "done" || node.meta.finish_reason === "length");
 }
 
 /** A word on why an answer ended where it did, if it did not end by itself. */

@@ -26,6 +26,7 @@ function draw() {
 export function applyTheme() {
   draw();
   systemIsDark.addEventListener("change", draw);
+  addEventListener("storage", draw); // another tab has chosen
   // Gradio knows the system's theme and its own language alone, and says so when it is there at last: ours stand.
   const observer = new MutationObserver(draw);
   observer.observe(document.body, { attributes: true, attributeFilter: ["class"] });

@@ -11,7 +11,7 @@ from app.history.history import History
 SHOWN = 60  # messages that the page draws at first
 
 
-def _fill(path: Path, num_messages: int, num_chats: int = 1) -> str:
+def fill(path: Path, num_messages: int, num_chats: int = 1) -> str:
     """Chats of so many messages each, in one transaction; gives the id of the last."""
     history = History(path)
     chat_ids = [f"chat{number}" for number in range(num_chats)]
@@ -58,7 +58,7 @@ def test_the_end_of_a_long_chat_costs_what_that_of_a_short_one_does(tmp_path: Pa
     work = {}
     for num_messages in (200, 2000):
         path = tmp_path / f"{num_messages}.db"
-        chat_id = _fill(path, num_messages)
+        chat_id = fill(path, num_messages)
         history = History(path)
         leaf_id = history.chat(chat_id).leaf_id
         work[num_messages] = _work(history, lambda: history.path(leaf_id, limit=SHOWN))  # noqa: B023
@@ -70,7 +70,7 @@ def test_a_page_of_the_list_costs_what_it_shows(tmp_path: Path) -> None:
     work = {}
     for num_chats in (120, 1000):
         path = tmp_path / f"{num_chats}.db"
-        _fill(path, 1, num_chats)
+        fill(path, 1, num_chats)
         history = History(path)
         work[num_chats] = _work(history, lambda: history.chats(limit=100))  # noqa: B023
         history.close()
@@ -81,7 +81,7 @@ def test_a_page_of_the_list_costs_what_it_shows(tmp_path: Path) -> None:
 def test_a_history_of_ten_thousand_messages_opens_at_once(tmp_path: Path) -> None:
     """Told in seconds for people; the rule itself is in the two tests above."""
     path = tmp_path / "history.db"
-    chat_id = _fill(path, 10_000)
+    chat_id = fill(path, 10_000)
     began = time.perf_counter()
     history = History(path)
     opened = time.perf_counter()

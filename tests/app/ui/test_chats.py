@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from app.api.keys import ApiKey
 from app.history.book import Book
-from app.ui import attachments, chats, refusals
+from app.ui import attachments, chat_files, chats, refusals
 
 
 class House:
@@ -153,6 +153,52 @@ def test_all_chats_are_exported_at_once(house: House) -> None:
     assert len(json.loads(house.client.get("/ui/chats/export").content)["chats"]) == 2
     packed = zipfile.ZipFile(io.BytesIO(house.client.get("/ui/chats/export", params={"form": "markdown"}).content))
     assert packed.namelist() == ["0001 same.md", "0002 same.md"]
+
+
+def _zip(encrypted: bool = False, **files: bytes) -> bytes:
+    """files: the names without their ending, which is md."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as packed:
+        for name, body in files.items():
+            packed.writestr(f"{name}.md", body)
+    raw = bytearray(file.getvalue())
+    if encrypted:
+        for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            raw[raw.index(mark) + place] |= 1
+    return bytes(raw)
+
+
+def test_chats_that_were_exported_in_a_zip_come_in_again(house: House) -> None:
+    for title in ("one", "two"):
+        house.chat("ask", "answer", title=title)
+    raw = house.client.get("/ui/chats/export", params={"form": "markdown"}).content
+    assert {chat["title"] for chat in house.post("chats/import", raw)["chats"]} == {"one", "two"}
+    assert len(house.get("chats")["chats"]) == 4
+
+
+_CHAT = b"# ok\n\n## User\n\nhello\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (_zip(good=_CHAT, bad=b"what is this"), 'bad.md: This file cannot be imported: before its first "## User"'),
+        (_zip(**{"picture.png": b""}).replace(b".png.md", b".md.png"), "'picture.md.png' is neither"),
+        (_zip(), "without any file"),
+        (_zip(encrypted=True, good=_CHAT), "asks for a password"),
+        (_zip(good=_CHAT)[:-30], "cannot be unpacked"),
+        (_zip(good=_CHAT).replace(b"hello", b"HELLO"), "cannot be unpacked (Bad CRC"),
+    ],
+)
+def test_a_zip_comes_in_whole_or_not_at_all(house: House, raw: bytes, why: str) -> None:
+    assert why in house.post("chats/import", raw, status=400)["error"]["message"]
+    assert house.get("chats")["chats"] == []
+
+
+def test_a_zip_that_unpacks_to_too_much_is_refused_unread(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_files, "MAX_UNPACKED_BYTES", 1 << 20)
+    told = house.post("chats/import", _zip(large=b" " * ((1 << 20) + 1)), status=400)
+    assert "unpacks to 1 MB" in told["error"]["message"]
 
 
 def test_a_file_that_is_no_export_is_refused_in_words(house: House) -> None:

@@ -103,6 +103,14 @@ def test_a_message_without_any_answer_is_left_out_of_the_next_prompt(house: Hous
     assert [message.content for message in house.service.requests[-1].messages] == ["say: two"]
 
 
+def test_an_answer_asked_of_a_model_by_name_says_so_while_it_waits(house: House) -> None:
+    house.service.is_ready = False
+    _, begun = house.post("talk/send", text="say: hi", ways=[{"model_id": "other"}])["nodes"]
+    assert begun["meta"]["model_id"] == "other"
+    house.service.is_ready = True
+    assert house.ended(begun["chat_id"])["meta"]["model_id"] == "other"
+
+
 def test_a_failure_in_mid_answer_keeps_what_had_come(house: House) -> None:
     _, failed = house.say("fail: the engine ended")
     assert (failed["state"], failed["text"]) == ("failed", "It began well ")

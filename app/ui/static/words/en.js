@@ -97,6 +97,7 @@ export default {
   "attach.tokens": "{tokens} tokens",
   "attach.too_long": "{tokens} tokens: more than the model's context of {room}",
   "attach.no_model": "counted once a model is loaded",
+  "attach.no_room": "The attached files have {tokens} tokens, and the model's context has {room}: it could not read them. Remove one, attach a part, or load the model with a larger context.",
   "attach.remove": "Remove {name}",
   "attach.remove_first": "{name} could not be read. Remove it, then send again.",
 

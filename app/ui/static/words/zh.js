@@ -96,6 +96,7 @@ export default {
   "attach.tokens": "{tokens} 个词元",
   "attach.too_long": "{tokens} 个词元：超出模型 {room} 的上下文",
   "attach.no_model": "模型加载后计算",
+  "attach.no_room": "附件共有 {tokens} 个词元，而模型的上下文只有 {room}，无法读取。请移除附件、只附上一部分，或以更大的上下文加载模型。",
   "attach.remove": "移除 {name}",
   "attach.remove_first": "无法读取 {name}。请移除后再发送。",
 
