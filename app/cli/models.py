@@ -6,10 +6,12 @@ import json
 import sys
 
 from app.cli.command import Command, table
+from app.cli.progress import Shown
 from app.cli.server import server_arguments, server_if_there
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.hub.downloads import Download, Downloads
+from app.models.hub.report import Report
 from app.models.library import Library
 from app.models.shelf import ModelShelf, is_broken
 from app.models.shelved import state_word
@@ -68,7 +70,7 @@ def _in_memory(arguments: argparse.Namespace, settings: Settings) -> dict[str, s
 
 def _row(entry: CatalogEntry, shelf: ModelShelf, download: Download | None) -> dict[str, object]:
     here = shelf.state(entry)
-    state = state_word(here.is_whole, here.bytes_on_disk, download)
+    state = state_word(here, download)
     num_bytes = here.bytes_on_disk if here.is_whole else entry.size_bytes
     return {
         "id": entry.id,
@@ -132,16 +134,18 @@ def _pull(arguments: argparse.Namespace, settings: Settings) -> int:
     shelf = shelf_of(settings)
     entry = shelf.resolve(arguments.model)
     if entry.repo is None:
-        print(shelf.ensure(entry, lambda stage, fraction: None))
+        with Shown() as shown:
+            made = shelf.ensure(entry, shown.stage)
+        print(made)
         return 0
     folder = shelf.folder(entry)
     downloads = Downloads(settings.models_folder)
     downloads.add(folder.name, entry)
     try:
-        done = downloads.wait(folder.name, _Bar())
+        with Shown() as shown:
+            done = downloads.wait(folder.name, lambda now: shown.report(now.report or Report(now.repo, now.state, ())))
     except KeyboardInterrupt:
-        downloads.pause(folder.name)
-        print("\nPaused. The same command goes on where it stopped.", file=sys.stderr)
+        print(f"\n{_left(downloads, folder.name)}", file=sys.stderr)
         return 130
     finally:
         downloads.close()
@@ -149,6 +153,15 @@ def _pull(arguments: argparse.Namespace, settings: Settings) -> int:
         raise AppError(**done.error)
     print(f"{folder}\n{_checked(done)}")
     return 0
+
+
+def _left(downloads: Downloads, name: str) -> str:
+    """Paused, unless another process has it."""
+    found = downloads.find(name)
+    if found is not None and downloads.is_anothers(found):
+        return "Another Fireside goes on with it."
+    downloads.pause(name)
+    return "Paused. The same command goes on where it stopped."
 
 
 def _checked(done: Download) -> str:
@@ -160,31 +173,6 @@ def _checked(done: Download) -> str:
     return f"{len(done.report.files)} files; unverified, as no hash of them is known: {', '.join(unverified)}."
 
 
-class _Bar:
-    """One line that is written over; without a terminal a line for every tenth."""
-
-    def __init__(self) -> None:
-        self._tenth = -1
-
-    def __call__(self, now: Download) -> None:
-        report = now.report
-        if report is None or report.fraction is None:
-            return
-        line = f"{report.stage}: {report.fraction:.0%}{_pace(report.bytes_per_s, report.seconds_left)}"
-        if sys.stderr.isatty():
-            print(f"\r\033[K{line}", end="\n" if now.state == "ready" else "", file=sys.stderr, flush=True)
-        elif int(report.fraction * 10) > self._tenth:
-            self._tenth = int(report.fraction * 10)
-            print(line, file=sys.stderr, flush=True)
-
-
-def _pace(bytes_per_s: float | None, seconds_left: float | None) -> str:
-    if not bytes_per_s or seconds_left is None:
-        return ""
-    minutes, seconds = divmod(round(seconds_left), 60)
-    return f", {bytes_per_s / 1e6:.1f} MB/s, {minutes}:{seconds:02} left"
-
-
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     _named(parser)
     parser.add_argument("--repair", action="store_true", help="fetch or make again what is damaged or missing")
@@ -193,7 +181,11 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _verify(arguments: argparse.Namespace, settings: Settings) -> int:
     """1 where a file is not what it should be."""
-    verdicts = Library(settings).verify(arguments.model, repairs=arguments.repair)
+    library = Library(settings)
+    with Shown() as shown:
+        verdicts = library.verify(
+            arguments.model, repairs=arguments.repair, on_report=shown.report, on_progress=shown.stage
+        )
     if arguments.json:
         print(json.dumps(verdicts, indent=1))
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.cli.command import Command
 from app.cli.models import shelf_of
+from app.cli.progress import Shown
 from app.errors import AppError
 from app.models.machine import card
 from app.models.quantize import make_python, quantize
@@ -34,7 +35,8 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> int:
         raise AppError(501, "no_card", what, hint="--method gptq runs on a CPU too.")
     if target.exists():
         raise AppError(409, "already_there", f"{target} is there already.", hint="Give another name: --id.")
-    source = shelf.ensure(entry, lambda stage, fraction: None)
+    with Shown() as shown:
+        source = shelf.ensure(entry, shown.stage)
     python = arguments.python.absolute() if arguments.python else make_python(settings.home)
     quantize(source, target, arguments.method, python, arguments.text)
     added = shelf.add(str(target), own_id)

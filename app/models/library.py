@@ -9,9 +9,11 @@ from app.models.catalog import CatalogEntry
 from app.models.fit import FitReport, fit
 from app.models.hub.downloads import Download, Downloads
 from app.models.hub.manifest import Verdict
+from app.models.hub.report import OnReport, unheard
 from app.models.hub.search import search
 from app.models.hub.token import forget_token, keep_token, read_token
 from app.models.machine import Memory, card, computer, empty_card
+from app.models.making import Progress, unseen
 from app.models.outline import Outline, outline_of_folder, outline_of_repo
 from app.models.shelf import ModelShelf, is_broken, whole_folder
 from app.models.shelved import Disk, Shelved, best, disk, shelved
@@ -135,14 +137,19 @@ class Library:
         """Forecasts go by these from now on."""
         self._settings = settings
 
-    def verify(self, name: str, *, repairs: bool = False) -> dict[str, Verdict]:
-        """As `shelf.verify`; what is damaged or missing is fetched or made again first where `repairs` says so."""
+    def verify(
+        self, name: str, *, repairs: bool = False, on_report: OnReport = unheard, on_progress: Progress = unseen
+    ) -> dict[str, Verdict]:
+        """As `shelf.verify`; what is damaged or missing is fetched or made again first where `repairs` says so.
+
+        on_report  hears of bytes read and fetched, on_progress of what is made
+        """
         entry = self.shelf.resolve(name)
-        found = self.shelf.verify(entry)
+        found = self.shelf.verify(entry, on_report)
         if not repairs or not is_broken(found):
             return found
-        self.shelf.repair(entry, lambda stage, fraction: None)
-        return self.shelf.verify(entry)
+        self.shelf.repair(entry, on_progress, on_report)
+        return self.shelf.verify(entry, on_report)
 
     def keep_token(self, token: str) -> None:
         keep_token(self._settings.home, token)

@@ -22,6 +22,10 @@ _POLL_S = 0.5
 _SPARE_BYTES = 200_000_000  # left free beyond what a model takes, so that the machine does not stand still
 
 
+def unseen(stage: str, fraction: float | None) -> None:
+    """A `Progress` where nobody looks on."""
+
+
 @contextmanager
 def sole_maker(models_dir: Path, name: str, on_progress: Progress) -> Iterator[None]:
     """Hold the right to make `name`; wait for another process that has it. The lock ends with the process."""
@@ -37,6 +41,16 @@ def sole_maker(models_dir: Path, name: str, on_progress: Progress) -> Iterator[N
         yield
     finally:
         lock.release()
+
+
+def is_being_made(models_dir: Path, name: str) -> bool:
+    """By whichever process."""
+    lock = FileLock(models_dir / f".{name}.lock")
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from app.errors import AppError
-from app.models.making import require_space, scratch_folder, sole_maker, whole_folder
+from app.models.making import require_space, scratch_folder, sole_maker, unseen, whole_folder
 from app.models.outline import Outline, outline_of_folder
 
 GPTQMODEL = "gptqmodel==7.6.0"  # the newest that takes torch 2.13
@@ -31,7 +31,7 @@ def make_python(home: Path) -> Path:
     """The Python that has GPTQModel: made where it is not there, and made anew where that was broken off."""
     folder = home / "quantize-venv"
     python, stamp = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python"), folder / "ready"
-    with sole_maker(home, "quantize-venv", lambda stage, fraction: None):
+    with sole_maker(home, "quantize-venv", unseen):
         if stamp.is_file() and stamp.read_text("utf-8") == GPTQMODEL and python.exists():
             return python
         torch = metadata.version("torch")
@@ -63,7 +63,7 @@ def quantize(source: Path, target: Path, method: Method, python: Path, text: Pat
         what = f"{source.name} is {outline.stated.method} with {outline.stated.bits} bits already."
         raise AppError(400, "bad_request", what, hint="Choose a dense model.", param="model")
     with (
-        sole_maker(target.parent, target.name, lambda stage, fraction: None),
+        sole_maker(target.parent, target.name, unseen),
         scratch_folder(target.parent, target.name) as scratch,
         whole_folder(target) as making,
     ):

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import AppError
 from app.models.catalog import Catalog, CatalogEntry
+from app.models.hub.download import is_there
 from app.models.hub.manifest import Verdict, growing_folder, record_file
-from app.models.hub.report import Report
+from app.models.hub.report import OnReport, unheard
 from app.models.making import Progress, sole_maker
 from app.models.own_catalog import add_block, change_block, id_for, ids_in, remove_block
 from app.models.store import bytes_on_disk, is_whole, problems
@@ -32,9 +33,14 @@ _AGAIN = "Copy or download its files again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfState:
-    """bytes_on_disk counts a half download too."""
+    """
+    is_whole       it can be loaded
+    is_outdated    whole, but of another revision than the catalogue's
+    bytes_on_disk  of its folder, whole or not
+    """
 
     is_whole: bool
+    is_outdated: bool
     bytes_on_disk: int
 
 
@@ -153,12 +159,17 @@ class ModelShelf:
         return entry.folder or self._models_dir / entry.id.replace("/", "--")
 
     def state(self, entry: CatalogEntry) -> ShelfState:
-        folder = self.folder(entry)
-        return ShelfState(is_whole=is_whole(folder), bytes_on_disk=bytes_on_disk(folder))
+        folder, can_be_loaded = self.folder(entry), self.is_whole(entry)
+        return ShelfState(
+            is_whole=can_be_loaded,
+            is_outdated=not can_be_loaded and is_whole(folder),
+            bytes_on_disk=bytes_on_disk(folder),
+        )
 
     def is_whole(self, entry: CatalogEntry) -> bool:
-        """Whether it lies there to be loaded."""
-        return is_whole(self.folder(entry))
+        """Whether it lies there to be loaded, in the revision that the catalogue wants."""
+        folder = self.folder(entry)
+        return is_whole(folder) if entry.repo is None else is_there(folder, entry.repo, entry.revision)
 
     def ensure(self, entry: CatalogEntry, on_progress: Progress) -> Path:
         """The folder of the whole checkpoint, made or fetched first where needed. Blocks.
@@ -170,18 +181,21 @@ class ModelShelf:
 
             return ensure_embedded(Form(entry.id), self._models_dir, on_progress)
         if entry.repo is not None:
-            return self._fetch(entry, entry.repo, on_progress)
+            return self._fetch(entry, entry.repo, lambda report: on_progress(report.stage, report.fraction))
         return whole_folder(self.folder(entry))
 
-    def verify(self, entry: CatalogEntry) -> dict[str, Verdict]:
+    def verify(self, entry: CatalogEntry, on_report: OnReport = unheard) -> dict[str, Verdict]:
         """File -> verified, unverified, damaged or missing. Reads every byte. Raises AppError where it is not here."""
         folder = self.folder(entry)
         if not folder.is_dir():
             raise AppError(404, "not_downloaded", f"{entry.id} is not here.", hint="`models pull` downloads it.")
-        return _verdicts(folder)
+        return _verdicts(folder, on_report)
 
-    def repair(self, entry: CatalogEntry, on_progress: Progress) -> Path:
-        """Fetch or make again what `verify` finds damaged or missing, and only that. Raises as `ensure`."""
+    def repair(self, entry: CatalogEntry, on_progress: Progress, on_report: OnReport = unheard) -> Path:
+        """Fetch or make again what `verify` finds damaged or missing, and only that. Raises as `ensure`.
+
+        on_progress  hears of what is made again, on_report of what is fetched
+        """
         if entry.is_embedded:
             from app.models.embedded.forms import Form, ensure_embedded
 
@@ -189,7 +203,7 @@ class ModelShelf:
         if entry.repo is None:
             what = f"{entry.id} lies in {entry.folder}, a folder of your own: nobody knows where its files come from."
             raise AppError(400, "not_ours", what, hint=_AGAIN, param="model")
-        return self._fetch(entry, entry.repo, on_progress, repairs=True)
+        return self._fetch(entry, entry.repo, on_report, repairs=True)
 
     def remove(self, entry: CatalogEntry) -> int:
         """Delete its files, what came of a download, and its block in the user's models.yaml. Their own folder stays.
@@ -218,11 +232,8 @@ class ModelShelf:
         """Take its block out of the user's models.yaml, if it has one."""
         return entry in self._catalog.entries and remove_block(self._own_file, entry.id)
 
-    def _fetch(self, entry: CatalogEntry, repo: str, on_progress: Progress, *, repairs: bool = False) -> Path:
+    def _fetch(self, entry: CatalogEntry, repo: str, on_report: OnReport, *, repairs: bool = False) -> Path:
         from app.models.hub.downloader import fetch_apart
-
-        def on_report(report: Report) -> None:
-            on_progress(report.stage, report.fraction)
 
         return fetch_apart(repo, entry.revision, self.folder(entry), on_report, repairs=repairs)
 
@@ -249,13 +260,12 @@ def is_broken(verdicts: Mapping[str, Verdict]) -> bool:
     return not {"damaged", "missing"}.isdisjoint(verdicts.values())
 
 
-def _verdicts(folder: Path) -> dict[str, Verdict]:
-    from app.models.hub.manifest import read_manifest, verdict
+def _verdicts(folder: Path, on_report: OnReport = unheard) -> dict[str, Verdict]:
+    from app.models.hub.check import verdicts
+    from app.models.hub.manifest import read_manifest
 
     manifest = read_manifest(folder)
-    if manifest is None:
-        return _lengths(folder)
-    return {file.name: verdict(folder / file.name, file) for file in manifest.files}
+    return _lengths(folder) if manifest is None else verdicts(folder, manifest, on_report)
 
 
 def _lengths(folder: Path) -> dict[str, Verdict]:

@@ -12,8 +12,8 @@ from app.models.catalog import CatalogEntry
 from app.models.hub.downloads import Download
 from app.models.hub.search import fit_word
 from app.models.machine import Memory
-from app.models.shelf import ModelShelf
-from app.models.store import bytes_on_disk
+from app.models.shelf import ModelShelf, ShelfState
+from app.models.store import bytes_on_disk, file_bytes
 
 _GB = 2**30
 
@@ -65,7 +65,7 @@ def _shelved(
         origin=entry.repo or str(entry.folder or ""),
         is_own=entry.id in own,
         is_embedded=entry.is_embedded,
-        state=state_word(here.is_whole, here.bytes_on_disk, download),
+        state=state_word(here, download),
         size_bytes=size_bytes,
         fit=fit_word(size_bytes, machine) if size_bytes else "unknown",
         format=entry.format,
@@ -77,13 +77,13 @@ def _shelved(
     )
 
 
-def state_word(is_whole: bool, num_bytes: int, download: Download | None) -> str:
-    """ready, damaged, a download's state, or "" where nothing of the model is here."""
-    if is_whole:
+def state_word(here: ShelfState, download: Download | None) -> str:
+    """ready, damaged, a download's state, or "" where nothing of the model is here, or nothing of its revision."""
+    if here.is_whole:
         return "ready"
     if download is not None and download.state != "ready":
         return download.state
-    return "damaged" if num_bytes else ""
+    return "damaged" if here.bytes_on_disk and not here.is_outdated else ""
 
 
 def _coming(found: Download, machine: Memory) -> Shelved:
@@ -141,7 +141,7 @@ def disk(home: Path, shelf: ModelShelf) -> Disk:
 
 
 def bytes_in(path: Path) -> int:
-    return bytes_on_disk(path) if path.is_dir() else path.stat().st_size
+    return bytes_on_disk(path) if path.is_dir() else file_bytes(path)
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ folder that was copied by hand.
 
 import json
 import re
+import stat
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,25 @@ def problems(folder: Path) -> list[str]:
 
 
 def bytes_on_disk(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Of all files in it; one that goes away meanwhile counts nothing."""
+    return sum(map(file_bytes, folder.rglob("*")))
+
+
+def file_bytes(path: Path) -> int:
+    """0 for what is no file, or is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _json_problem(path: Path) -> str | None:
     if not path.is_file():
         return f"{path.name} is missing"
     try:
-        stat = path.stat()
-        is_object = _is_json_object(path, stat.st_mtime_ns, stat.st_size)
+        found = path.stat()
+        is_object = _is_json_object(path, found.st_mtime_ns, found.st_size)
     except _UNREADABLE:
         is_object = False
     return None if is_object else f"{path.name} is no JSON object that can be read"

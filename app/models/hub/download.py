@@ -7,15 +7,24 @@ model is never seen. `downloader.py` runs this in a process of its own.
 
 import os
 import shutil
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from threading import Event
 
 from app.errors import AppError
-from app.models.hub.manifest import Manifest, found_hash, growing_folder, read_manifest, verdict, write_manifest
-from app.models.hub.report import Report, Speed, Transfer
+from app.models.hub.check import verdicts
+from app.models.hub.manifest import (
+    Manifest,
+    Verdict,
+    found_hash,
+    growing_folder,
+    read_manifest,
+    verdict,
+    write_manifest,
+)
+from app.models.hub.report import OnReport, Report, Speed, Transfer
 from app.models.hub.repository import BUSY, Listing, RemoteFile, hub_errors, list_repo, opened
 from app.models.making import require_space, sole_maker
 from app.models.store import is_whole, problems
@@ -28,8 +37,6 @@ _TRIES_WITHOUT_A_BYTE = 5
 _TRIES_OF_A_SPOILT_FILE = 2
 _REPORT_EVERY_S = 0.2
 
-OnReport = Callable[[Report], None]
-
 
 def fetch(repo: str, revision: str | None, folder: Path, on_report: OnReport, token: str | None = None) -> Path:
     """The folder of the whole model; asks the network only where it is not there, or came from another revision.
@@ -40,10 +47,7 @@ def fetch(repo: str, revision: str | None, folder: Path, on_report: OnReport, to
     if is_there(folder, repo, revision):
         return folder
 
-    def on_waiting(stage: str, fraction: float | None) -> None:
-        on_report(Report(repo, "queued", ()))
-
-    with sole_maker(folder.parent, folder.name, on_waiting), hub_errors(repo, folder):
+    with _sole_maker(folder, repo, on_report), hub_errors(repo, folder):
         if not is_there(folder, repo, revision):
             _download(repo, revision, folder, on_report, token)
     return folder
@@ -54,10 +58,32 @@ def repair(folder: Path, on_report: OnReport, token: str | None = None) -> Path:
     manifest = read_manifest(folder)
     if manifest is None:
         raise AppError(400, "not_downloaded", f"{folder.name} was not downloaded here: nobody knows what it should be.")
-    with sole_maker(folder.parent, folder.name, lambda stage, fraction: None), hub_errors(manifest.repo, folder):
-        _adopt(folder, growing_folder(folder))
+    with _sole_maker(folder, manifest.repo, on_report), hub_errors(manifest.repo, folder):
+        found = verdicts(folder, manifest, on_report)
+        _require_offer(manifest, token)
+        _require_space(folder, manifest, found)
+        _adopt(folder, growing_folder(folder), found)
         _download(manifest.repo, manifest.revision, folder, on_report, token)
     return folder
+
+
+def _sole_maker(folder: Path, repo: str, on_report: OnReport) -> AbstractContextManager[None]:
+    return sole_maker(folder.parent, folder.name, lambda stage, fraction: on_report(Report(repo, "waiting", ())))
+
+
+def _require_offer(manifest: Manifest, token: str | None) -> None:
+    """Raises where the hub does not answer: what is here then stays in its place, as it may be of use."""
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    with suppress(RevisionNotFoundError):  # rewritten history: all is fetched anew
+        list_repo(manifest.repo, manifest.commit, token)
+
+
+def _require_space(folder: Path, manifest: Manifest, found: dict[str, Verdict]) -> None:
+    """As above, for a disk without room for what is to be fetched."""
+    wrong = [file for file in manifest.files if not _is_right(found[file.name])]
+    there = sum(_size(folder / file.name) for file in wrong)
+    require_space(folder.parent, sum(file.num_bytes for file in wrong) - there, manifest.repo)
 
 
 def is_there(folder: Path, repo: str, revision: str | None) -> bool:
@@ -73,7 +99,7 @@ def bytes_there(growing: Path, files: tuple[RemoteFile, ...]) -> int:
 def _download(repo: str, revision: str | None, folder: Path, on_report: OnReport, token: str | None) -> None:
     on_report(Report(repo, "queued", ()))
     growing = growing_folder(folder)
-    manifest = _begin(repo, revision, folder, growing, token)
+    manifest = _begin(repo, revision, folder, growing, token, on_report)
     require_space(folder.parent, manifest.num_bytes - bytes_there(growing, manifest.files), repo)
     _Fetching(manifest, growing, token).run(on_report)
     _require_whole(repo, growing)
@@ -91,13 +117,15 @@ def _require_whole(repo: str, growing: Path) -> None:
         raise AppError(400, "bad_checkpoint", f"{repo} is no whole model: {'; '.join(faults)}.", hint=hint)
 
 
-def _begin(repo: str, revision: str | None, folder: Path, growing: Path, token: str | None) -> Manifest:
+def _begin(
+    repo: str, revision: str | None, folder: Path, growing: Path, token: str | None, on_report: OnReport
+) -> Manifest:
     """Go on with the commit that a broken download began with; else start with what `revision` means now."""
     from huggingface_hub.errors import RevisionNotFoundError
 
     damaged = read_manifest(folder)
-    if damaged is not None and damaged.is_of(repo, revision) and not growing.exists():
-        _adopt(folder, growing)
+    if damaged is not None and damaged.files and damaged.is_of(repo, revision) and not growing.exists():
+        _adopt(folder, growing, verdicts(folder, damaged, on_report))
     begun = read_manifest(growing)
     if begun is not None and begun.is_of(repo, revision):
         try:
@@ -118,15 +146,18 @@ def _write(growing: Path, repo: str, revision: str | None, listing: Listing) -> 
     return manifest
 
 
-def _adopt(folder: Path, growing: Path) -> None:
+def _adopt(folder: Path, growing: Path, found: dict[str, Verdict]) -> None:
     """Take a damaged model back into the making, without the files that are not what they should be."""
-    manifest = read_manifest(folder)
     if growing.exists():
         shutil.rmtree(growing)
+    for name, word in found.items():
+        if not _is_right(word):  # before the folder is one whose files were checked
+            (folder / name).unlink(missing_ok=True)
     os.replace(folder, growing)
-    for file in manifest.files if manifest else ():
-        if verdict(growing / file.name, file) not in ("verified", "unverified"):
-            (growing / file.name).unlink(missing_ok=True)
+
+
+def _is_right(word: Verdict) -> bool:
+    return word in ("verified", "unverified")
 
 
 def wanted_files(repo: str, listing: Listing) -> tuple[RemoteFile, ...]:
@@ -218,7 +249,7 @@ class _Fetching:
             self._fill(partial, file, transfer)
             transfer.state = "verifying"
             _flush(partial)
-            if verdict(partial, file) in ("verified", "unverified"):
+            if _is_right(verdict(partial, file)):
                 os.replace(partial, path)
                 return
             failure = _spoilt(partial, file)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import AppError
-from app.models.hub.download import OnReport, fetch, is_there, repair
-from app.models.hub.report import Report
+from app.models.hub.download import fetch, is_there, repair
+from app.models.hub.report import OnReport, Report
 
 _ROOT = Path(__file__).parents[3]
 _POLL_S = 0.2

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +26,15 @@ from app.models.hub.download import bytes_there
 from app.models.hub.downloader import fetch_apart
 from app.models.hub.manifest import growing_folder, read_manifest, record_file, write_durably
 from app.models.hub.report import Report, Transfer
+from app.models.making import is_being_made
+from app.models.store import is_whole
 
 _log = logging.getLogger("fireside.downloads")
 
 State = Literal["queued", "downloading", "paused", "verifying", "ready", "failed"]
 Fetch = Callable[[str, str | None, Path, Callable[[Report], None]], Path]
 _UNDER_WAY = ("queued", "downloading", "verifying")
+_STATES = (*_UNDER_WAY, "paused", "failed", "ready")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,8 @@ class Downloads:
 
     def take_up(self) -> None:
         """Queue what an earlier process left under way. For the one that serves; a listing leaves it alone."""
-        for found in _read_all(self._models_dir):
-            if found.state in _UNDER_WAY:
+        for found in _read_records(self._models_dir):
+            if found.state in _UNDER_WAY and not _is_alive(found.owner):
                 self._put(replace(found, state="queued"))
 
     def known(self) -> list[Download]:
@@ -81,12 +84,14 @@ class Downloads:
             return list(self._known.values())
 
     def all(self) -> list[Download]:
-        """Those that are known here, and those that lie on the disk."""
+        """Those that are known here, and those that lie on the disk: of other processes, and what was left by them."""
         with self._changed:
             known = dict(self._known)
-        for found in _read_all(self._models_dir):
+        for found in _read_records(self._models_dir):
             if found.state in _UNDER_WAY and not _is_alive(found.owner):
                 found = replace(found, state="paused")  # whoever had it is gone: it waits to be taken up
+            known.setdefault(found.name, found)
+        for found in _read_growing(self._models_dir):
             known.setdefault(found.name, found)
         return list(known.values())
 
@@ -94,29 +99,28 @@ class Downloads:
         return next((found for found in self.all() if found.name == name), None)
 
     def add(self, name: str, entry: CatalogEntry) -> Download:
-        """Queue it; one that is under way stays as it is. name: of its folder."""
+        """Queue it; one that is under way, here or in another process, stays as it is. name: of its folder."""
         assert entry.repo is not None, "only a repository is downloaded"
         found = self.find(name)
-        with self._changed:
-            if found is not None and name in self._known and found.state in _UNDER_WAY:
-                return found
+        if found is not None and found.is_under_way:
+            return found
         return self._put(Download(name, entry.repo, entry.revision, "queued"))
 
     def pause(self, name: str) -> Download:
-        """What has come stays. Raises AppError 404, or 409 for one that is not under way."""
-        found = self._need(name, _UNDER_WAY, "under way")
+        """What has come stays. Raises AppError 404, or 409 for one that is not under way, or is in another process."""
+        found = self._need_own(name, _UNDER_WAY, "under way")
         return self._halt(replace(found, state="paused"))
 
     def resume(self, name: str) -> Download:
-        """Raises AppError 404, or 409 for one that is under way or done."""
+        """One that is under way stays as it is. Raises AppError 404, or 409 for one that is done."""
         found = self._need(name, ("paused", "failed", *_UNDER_WAY), "paused")
-        if name in self._known and found.state in _UNDER_WAY:
+        if found.is_under_way:
             return found
         return self._put(replace(found, state="queued", error=None))
 
     def cancel(self, name: str) -> None:
-        """Nothing of it stays. Raises AppError 404."""
-        found = self._need(name, ("queued", "downloading", "verifying", "paused", "failed"), "to be cancelled")
+        """Nothing of it stays. Raises AppError 404, or 409 for one that is done, or under way in another process."""
+        found = self._need_own(name, (*_UNDER_WAY, "paused", "failed"), "to be cancelled")
         self._halt(replace(found, state="paused"))
         with self._changed:
             self._changed.wait_for(lambda: self._halting != name, timeout=5)
@@ -125,14 +129,15 @@ class Downloads:
         shutil.rmtree(growing_folder(self._models_dir / name), ignore_errors=True)
 
     def wait(self, name: str, on_change: Callable[[Download], None], every_s: float = 0.2) -> Download:
-        """Until it is ready, failed or paused; tells how it is meanwhile."""
-        while True:
+        """Until it is ready, failed or paused, here or in the process that has it; tells how it is meanwhile."""
+        found = last = self._need(name, _STATES, "known")
+        while found.is_under_way:
+            on_change(found)
             with self._changed:
                 self._changed.wait(every_s)
-                found = self._known[name]
-            on_change(found)
-            if found.state not in _UNDER_WAY:
-                return found
+            last, found = found, self.find(name) or self._gone(last)
+        on_change(found)
+        return found
 
     def end(self) -> None:
         """End the one under way, at its next report: it is taken up by the next process. Waits for nothing."""
@@ -145,6 +150,22 @@ class Downloads:
         self.end()
         if self._worker is not None:
             self._worker.join(timeout=5)
+
+    def is_anothers(self, download: Download) -> bool:
+        """Under way in another process, which alone can end it."""
+        return download.is_under_way and download.name not in self._known
+
+    def _gone(self, last: Download) -> Download:
+        """What another process had, and no longer has: done, or cancelled."""
+        return replace(last, state="ready" if is_whole(self._models_dir / last.name) else "paused")
+
+    def _need_own(self, name: str, states: tuple[str, ...], wanted: str) -> Download:
+        found = self._need(name, states, wanted)
+        if self.is_anothers(found):
+            who = f" (process {found.owner[0]})" if found.owner[0] else ""
+            what = f"{name} is being downloaded by another Fireside{who}."
+            raise AppError(409, "busy", what, hint="Pause or cancel it there.", param="model")
+        return found
 
     def _need(self, name: str, states: tuple[str, ...], wanted: str) -> Download:
         found = self.find(name)
@@ -175,8 +196,15 @@ class Downloads:
         if download.state == "ready":
             record_file(self._models_dir, download.name).unlink(missing_ok=True)
         else:
-            _write(self._models_dir, download)
+            self._record(download)
         self._changed.notify_all()
+
+    def _record(self, download: Download) -> None:
+        """What a disk that is full costs is that the next process does not know of it as it is now."""
+        try:
+            _write(self._models_dir, download)
+        except OSError as error:
+            _log.warning("The state of the download of %s cannot be kept: %s", download.repo, error)
 
     def _work(self) -> None:
         while True:
@@ -232,9 +260,19 @@ def _write(models_dir: Path, download: Download) -> None:
     write_durably(record_file(models_dir, download.name), json.dumps(found))
 
 
-def _read_all(models_dir: Path) -> list[Download]:
+def _read_records(models_dir: Path) -> list[Download]:
     paths = sorted(models_dir.glob(".*.download.json")) if models_dir.is_dir() else []
     return [found for path in paths if (found := _read(models_dir, path)) is not None]
+
+
+def _read_growing(models_dir: Path) -> Iterator[Download]:
+    """Of folders, with a record or without one: a load fetches too, and so does a repair."""
+    for path in sorted(models_dir.glob(".*.download")) if models_dir.is_dir() else []:
+        manifest, name = read_manifest(path), path.name[1:].removesuffix(".download")
+        if manifest is not None:
+            state: State = "downloading" if is_being_made(models_dir, name) else "paused"
+            report = _report_on_disk(models_dir / name, manifest.repo)
+            yield Download(name, manifest.repo, manifest.revision, state, None, report)
 
 
 def _read(models_dir: Path, path: Path) -> Download | None:

@@ -5,7 +5,7 @@ where a download lies until there is such a folder.
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,11 @@ _FILE = ".fireside-origin.json"
 _READ_BYTES = 1 << 22
 
 Verdict = Literal["verified", "unverified", "damaged", "missing"]
+OnRead = Callable[[int], None]
+
+
+def _unheard(num_bytes: int) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +86,12 @@ def write_durably(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def verdict(path: Path, file: RemoteFile) -> Verdict:
+def verdict(path: Path, file: RemoteFile, on_read: OnRead = _unheard) -> Verdict:
     """By the hub's own sum: sha256 for large files, git's blob id (sha1 over header and bytes) for others; or by the
     sha256 taken when the file was made here.
 
     A file whose sum nobody told is "unverified", however right its length is; never "verified".
+    on_read  is told of bytes as they are read, many times a second; what it raises ends the reading
     """
     if not path.is_file():
         return "missing"
@@ -93,16 +99,16 @@ def verdict(path: Path, file: RemoteFile) -> Verdict:
         return "damaged"
     if not file.is_known_by_hash:
         return "unverified"
-    return "verified" if found_hash(path, file) == (file.sha256 or file.blob_id) else "damaged"
+    return "verified" if found_hash(path, file, on_read) == (file.sha256 or file.blob_id) else "damaged"
 
 
-def found_hash(path: Path, file: RemoteFile) -> str:
+def found_hash(path: Path, file: RemoteFile, on_read: OnRead = _unheard) -> str:
     """Of what lies there, by the kind of sum that the hub has of this file."""
-    if file.sha256:
-        return _sha256(path)
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    header = b"blob %d\0" % path.stat().st_size
+    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(header, usedforsecurity=False)
     for piece in _pieces(path):
         digest.update(piece)
+        on_read(len(piece))
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,9 @@ _WINDOW_S = 5.0  # over which a speed is measured
 
 @dataclass(slots=True)
 class Transfer:
-    """One file. state: waiting | downloading | verifying | verified | unverified (no hash of it is known)."""
+    """One file. state: waiting | downloading | verifying | verified | unverified (no hash of it is known), and where
+    files are only looked at also damaged | missing.
+    """
 
     name: str
     num_bytes: int
@@ -23,7 +26,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """state: queued | downloading | verifying."""
+    """state: queued | waiting (another process makes this model) | downloading | verifying."""
 
     repo: str
     state: str
@@ -50,6 +53,8 @@ class Report:
     @property
     def stage(self) -> str:
         """For people; the same from the first byte to the last."""
+        if self.state == "waiting":
+            return f"Waiting for another Fireside that is preparing {self.repo}"
         if not self.files:
             return f"Asking for {self.repo}"
         word = "Checking" if self.state == "verifying" else "Downloading"
@@ -68,6 +73,13 @@ class Report:
         return cls(
             found["repo"], found["state"], tuple(Transfer(*file) for file in found["files"]), found["bytes_per_s"]
         )
+
+
+OnReport = Callable[[Report], None]
+
+
+def unheard(report: Report) -> None:
+    pass
 
 
 @dataclass(slots=True)

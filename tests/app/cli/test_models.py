@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from app.cli import main as cli
+from app.cli.progress import Shown
 from app.models.hub import downloader, downloads
 from app.models.hub.download import fetch
+from app.models.hub.report import Report, Transfer
 from tests.app.models.fake_hub import FakeHub, led_here, running
 from tests.app.models.hub.test_download import REPO, model_files
 from tests.checkpoints import tiny_checkpoint
@@ -57,6 +59,36 @@ def test_verify_tells_a_damaged_file_and_ends_with_1(
     path.write_text(path.read_text().replace("x", "y", 1))
     assert run(tmp_path, "models", "verify", REPO) == 1
     assert ["tokenizer.json", "damaged"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_verify_and_repair_tell_how_far_they_are(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "models", "pull", REPO)
+    capsys.readouterr()
+    assert run(tmp_path, "models", "verify", REPO) == 0
+    assert "Checking org/tiny-AWQ (0.00 GB): 100%" in capsys.readouterr().err
+    (tmp_path / "models" / "org--tiny-AWQ" / "config.json").write_text("[]")
+    assert run(tmp_path, "models", "verify", REPO, "--repair", "--json") == 0
+    told = capsys.readouterr()
+    assert "Downloading org/tiny-AWQ" in told.err
+    assert set(json.loads(told.out).values()) == {"verified"}
+
+
+def test_at_a_terminal_the_whole_and_each_file_on_its_way_are_written_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    files = (Transfer("a", 10**9, 5 * 10**8, "downloading"), Transfer("b", 10, 10, "verified"), Transfer("c" * 60, 10))
+    with Shown() as shown:
+        shown.report(Report(REPO, "downloading", files, 10**7))
+        shown.stage("Converting", 0.5)
+    first, second = capsys.readouterr().err.split("\033[J")[1:]
+    assert first.startswith(f"Downloading {REPO} (1.00 GB): 50%") and max(map(len, first.splitlines())) < 50
+    assert "\n  a: 500.00 MB of 1.00 GB" in first and "  b:" not in first
+    assert first.endswith("\r\033[1A"), "two lines were there"
+    assert second == "Converting: 50%\n"
 
 
 def test_without_a_hash_nothing_is_called_verified(

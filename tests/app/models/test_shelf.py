@@ -8,9 +8,12 @@ import pytest
 from app import settings
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
+from app.models.hub.manifest import Manifest, write_manifest
+from app.models.hub.repository import RemoteFile
 from app.models.library import Library
 from app.models.own_catalog import remove_block
 from app.models.shelf import ModelShelf
+from app.models.shelved import state_word
 from tests.app.models.fake_hub import FakeHub, led_here, running
 from tests.app.models.test_store import WEIGHTS
 from tests.checkpoints import tiny_checkpoint
@@ -48,6 +51,19 @@ def test_a_half_model_is_not_shown_as_one(shelf: ModelShelf, tmp_path: Path) -> 
     put_model(tmp_path / "models" / "qwen3-8b-awq")
     (tmp_path / "models" / "qwen3-8b-awq" / "model.safetensors").write_bytes(WEIGHTS[:-1])
     assert not shelf.state(shelf.resolve("qwen3")).is_whole
+
+
+def test_a_model_of_another_revision_is_not_the_one_that_the_catalogue_means(tmp_path: Path) -> None:
+    own, files = tmp_path / "models.yaml", tuple[RemoteFile, ...]()
+    own.write_text("mine:\n  repo: a/b\n  revision: v1\n")
+    put_model(tmp_path / "models" / "mine")
+    write_manifest(tmp_path / "models" / "mine", Manifest("a/b", "v1", "c" * 40, files))
+    shelf = ModelShelf(tmp_path / "models")
+    assert shelf.is_whole(shelf.resolve("mine"))
+    own.write_text("mine:\n  repo: a/b\n  revision: v2.0\n")
+    found = shelf.state(shelf.resolve("mine"))
+    assert (found.is_whole, found.is_outdated, shelf.is_whole(shelf.resolve("mine"))) == (False, True, False)
+    assert state_word(found, None) == "", "no damage, but nothing of what is meant"
 
 
 def test_a_folder_of_the_user_is_used_where_it_is(shelf: ModelShelf, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -268,6 +269,54 @@ def test_repair_fetches_what_is_damaged_and_nothing_else(hub: FakeHub, tmp_path:
     repair(folder, silent)
     assert hub.served == [("model.safetensors", 0)]
     assert (folder / "model.safetensors").read_bytes() == hub.files[REPO]["model.safetensors"]
+
+
+def test_a_repair_that_ends_in_the_middle_leaves_no_damaged_file_that_counts_as_checked(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    (folder / "generation_config.json").write_text("[]")
+
+    def killed(*_: object, **__: object) -> None:
+        raise _Cancelled
+
+    for moment in ("pathlib.Path.unlink", "os.replace", "app.models.hub.download._begin"):
+        with monkeypatch.context() as patch:
+            patch.setattr(moment, killed)
+            with suppress(_Cancelled):
+                repair(folder, silent)
+        if not folder.exists():
+            break
+    assert not folder.exists(), "the last moment is after the renaming"
+    fetch(REPO, None, folder, silent)
+    assert (folder / "generation_config.json").read_bytes() == hub.files[REPO]["generation_config.json"]
+
+
+@pytest.mark.parametrize("obstacle", ["hub", "disk"])
+def test_a_repair_that_cannot_be_done_leaves_the_model_in_its_place(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    (folder / "generation_config.json").unlink()
+    before = visible(folder)
+    if obstacle == "hub":
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    else:
+        monkeypatch.setattr("app.models.making._SPARE_BYTES", 10**18)
+    with pytest.raises(AppError) as refused:
+        repair(folder, silent)
+    assert refused.value.code == {"hub": "download_failed", "disk": "disk_full"}[obstacle]
+    assert visible(folder) == before and problems(folder) == []
+
+
+def test_a_repair_tells_how_far_its_reading_is(hub: FakeHub, tmp_path: Path) -> None:
+    folder = fetch(REPO, None, tmp_path / "tiny", silent)
+    (folder / "config.json").write_text("[]")
+    seen: list[Report] = []
+    repair(folder, seen.append)
+    checked = [report for report in seen if report.state == "verifying"]
+    assert {file.name: file.state for file in checked[0].files}["config.json"] == "damaged" or len(checked) > 1
+    assert checked[0].num_bytes == seen[-1].num_bytes
 
 
 def test_an_embedding_model_brings_its_pooling(hub: FakeHub, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.hub import downloader
+from app.models.hub.download import fetch
 from app.models.hub.downloader import fetch_apart
-from app.models.hub.downloads import Downloads
+from app.models.hub.downloads import Download, Downloads
 from app.models.hub.manifest import growing_folder
 from app.models.hub.report import Report, Transfer
 from app.models.store import is_whole, problems
@@ -278,6 +281,85 @@ def test_another_process_sees_what_this_one_downloads(models: Path) -> None:
         [sys.executable, "-c", code, str(models)], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert "state='downloading'" in seen
+    queue.close()
+
+
+@pytest.fixture
+def of_another(models: Path) -> Iterator[Path]:
+    """The record of a download that a living process has, which is not this one."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        owner = [other.pid, psutil.Process(other.pid).create_time()]
+        record = {"repo": REPO, "revision": None, "state": "downloading", "error": None, "owner": owner}
+        path = models / f".{NAME}.download.json"
+        path.write_text(json.dumps(record))
+        yield path
+        other.kill()
+
+
+def test_what_another_process_downloads_is_left_to_it(models: Path, of_another: Path) -> None:
+    fetch, before = Scripted(), of_another.read_text()
+    queue = Downloads(models, fetch)
+    queue.take_up()
+    assert queue.add(NAME, ENTRY).state == queue.resume(NAME).state == "downloading"
+    for deed in (queue.pause, queue.cancel):
+        with pytest.raises(AppError, match="by another Fireside") as refused:
+            deed(NAME)
+        assert refused.value.status == 409
+    assert (queue.known(), fetch.started, of_another.read_text()) == ([], [], before)
+    queue.close()
+
+
+def test_whoever_waits_for_it_sees_how_it_ends_there(models: Path, of_another: Path) -> None:
+    queue, seen = Downloads(models, Scripted()), []
+
+    def then_it_ends(now: Download) -> None:
+        seen.append(now.state)
+        of_another.unlink(missing_ok=True)
+
+    assert queue.wait(NAME, then_it_ends).state == "paused", "nothing of it is here"
+    assert seen == ["downloading", "paused"]
+
+
+def test_what_a_load_or_a_repair_left_in_the_middle_is_paused_and_can_be_taken_up_or_cancelled(
+    hub: FakeHub, models: Path
+) -> None:
+    def stop(report: Report) -> None:
+        if report.done_bytes > 500:
+            seen.extend(Downloads(models).all())
+            raise KeyboardInterrupt
+
+    seen: list[Download] = []
+    with pytest.raises(KeyboardInterrupt):
+        fetch(REPO, None, models / NAME, stop)
+    assert [found.state for found in seen] == ["downloading"], "while somebody holds its lock"
+    (found,) = Downloads(models).all()
+    assert (found.name, found.repo, found.state) == (NAME, REPO, "paused")
+    assert found.report is not None and found.report.done_bytes > 500
+    queue = Downloads(models, fetch)
+    queue.resume(NAME)
+    until(lambda: is_whole(models / NAME))
+    queue.close()
+    growing_folder(models / NAME).mkdir()
+    shutil.copy(models / NAME / ".fireside-origin.json", growing_folder(models / NAME))
+    queue = Downloads(models, fetch)
+    queue.cancel(NAME)
+    assert not growing_folder(models / NAME).exists()
+    queue.close()
+
+
+def test_a_disk_without_room_for_the_state_of_a_download_stops_no_other(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("app.models.hub.downloads.write_durably", full)
+    fetch = Scripted()
+    fetch.may_end, fetch.ends_with = True, AppError(507, "disk_full", "The disk is full.")
+    queue = Downloads(models, fetch)
+    for name in ("a", "b"):
+        queue.add(name, CatalogEntry(id=name, repo=f"org/{name}"))
+        until(lambda: state_of(queue, name) == "failed")  # noqa: B023
     queue.close()
 
 
