@@ -1,41 +1,27 @@
-"""A model from the hub into the models folder: listed, measured, resumed where it broke off, verified, then named.
+"""A model from the hub into the models folder: listed, measured, taken up where it broke off, fetched, then named.
 
-The bytes are fetched here, since huggingface_hub's snapshot_download (2.4) begins a broken shard of several GB anew and
-does not hash what came. A download grows in a hidden folder and takes its name when every file is there, so that a half
-model is never seen. `downloader.py` runs this in a process of its own.
+A download grows in a hidden folder and takes its name when every file is there, so that a half model is never seen.
+`downloader.py` runs this in a process of its own.
 """
 
 import os
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from threading import Event
 
 from app.errors import AppError
 from app.models.hub.check import verdicts
-from app.models.hub.manifest import (
-    Manifest,
-    Verdict,
-    found_hash,
-    growing_folder,
-    read_manifest,
-    verdict,
-    write_manifest,
-)
-from app.models.hub.report import OnReport, Report, Speed, Transfer
-from app.models.hub.repository import BUSY, Listing, RemoteFile, hub_errors, list_repo, opened
+from app.models.hub.manifest import Manifest, Verdict, growing_folder, is_right, read_manifest, write_manifest
+from app.models.hub.report import OnReport, Report
+from app.models.hub.repository import Listing, RemoteFile, hub_errors, list_repo
+from app.models.hub.transfer import Fetching, bytes_there
 from app.models.making import require_space, sole_maker
-from app.models.store import is_whole, problems
+from app.models.store import file_bytes, is_whole, problems
 
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "LICENSE*")
 _UNWANTED = ("consolidated*",)  # Mistral's own copy of weights that model*.safetensors holds too
 _POOLING = "[0-9]_Pooling/config.json"  # of embedding models: how the last layer becomes one vector
-_FILES_AT_ONCE = 4
-_TRIES_WITHOUT_A_BYTE = 5
-_TRIES_OF_A_SPOILT_FILE = 2
-_REPORT_EVERY_S = 0.2
 
 
 def fetch(repo: str, revision: str | None, folder: Path, on_report: OnReport, token: str | None = None) -> Path:
@@ -81,8 +67,8 @@ def _require_offer(manifest: Manifest, token: str | None) -> None:
 
 def _require_space(folder: Path, manifest: Manifest, found: dict[str, Verdict]) -> None:
     """As above, for a disk without room for what is to be fetched."""
-    wrong = [file for file in manifest.files if not _is_right(found[file.name])]
-    there = sum(_size(folder / file.name) for file in wrong)
+    wrong = [file for file in manifest.files if not is_right(found[file.name])]
+    there = sum(file_bytes(folder / file.name) for file in wrong)
     require_space(folder.parent, sum(file.num_bytes for file in wrong) - there, manifest.repo)
 
 
@@ -92,16 +78,12 @@ def is_there(folder: Path, repo: str, revision: str | None) -> bool:
     return is_whole(folder) and (manifest is None or manifest.is_of(repo, revision))
 
 
-def bytes_there(growing: Path, files: tuple[RemoteFile, ...]) -> int:
-    return sum(_size(growing / file.name) + _size(_partial(growing, file)) for file in files)
-
-
 def _download(repo: str, revision: str | None, folder: Path, on_report: OnReport, token: str | None) -> None:
     on_report(Report(repo, "queued", ()))
     growing = growing_folder(folder)
     manifest = _begin(repo, revision, folder, growing, token, on_report)
     require_space(folder.parent, manifest.num_bytes - bytes_there(growing, manifest.files), repo)
-    _Fetching(manifest, growing, token).run(on_report)
+    Fetching(manifest, growing, token).run(on_report)
     _require_whole(repo, growing)
     if folder.exists():  # damaged, or of another revision
         shutil.rmtree(folder)
@@ -151,13 +133,9 @@ def _adopt(folder: Path, growing: Path, found: dict[str, Verdict]) -> None:
     if growing.exists():
         shutil.rmtree(growing)
     for name, word in found.items():
-        if not _is_right(word):  # before the folder is one whose files were checked
+        if not is_right(word):  # before the folder is one whose files were checked
             (folder / name).unlink(missing_ok=True)
     os.replace(folder, growing)
-
-
-def _is_right(word: Verdict) -> bool:
-    return word in ("verified", "unverified")
 
 
 def wanted_files(repo: str, listing: Listing) -> tuple[RemoteFile, ...]:
@@ -189,163 +167,6 @@ def _require_loadable(repo: str, names: list[str], wanted: list[str]) -> None:
         f"{repo} has no {', no '.join(missing)}" + (f"; it holds {' and '.join(there)}." if there else "."),
         hint="Choose a repository in GPTQ, AWQ or dense safetensors form; most 4-bit ones end in -GPTQ-Int4 or -AWQ.",
     )
-
-
-# --- the files, several at once
-
-
-class _Stopped(Exception):
-    """Another file, or who looks on, ended the download."""
-
-
-class _Fetching:
-    """The files of one manifest on their way into `growing`."""
-
-    def __init__(self, manifest: Manifest, growing: Path, token: str | None) -> None:
-        self._manifest, self._growing, self._token = manifest, growing, token
-        self._transfers = {file: Transfer(file.name, file.num_bytes) for file in manifest.files}
-        self._etags: dict[str, str | None] = {}
-        self._is_stopped = Event()
-
-    def run(self, on_report: OnReport) -> None:
-        """Raises the first file's failure that does not go away; what has come by then stays."""
-        speed = Speed()
-        by_size = sorted(self._manifest.files, key=lambda file: file.num_bytes)
-        with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="download") as pool:
-            try:
-                running = {pool.submit(self._fetch, file) for file in by_size}
-                while running:
-                    done, running = wait(running, timeout=_REPORT_EVERY_S, return_when="FIRST_COMPLETED")
-                    on_report(self._report(speed))
-                    _raise_first(done)
-            finally:
-                self._is_stopped.set()
-                pool.shutdown(cancel_futures=True)
-        on_report(self._report(speed))
-
-    def _report(self, speed: Speed) -> Report:
-        transfers = tuple(self._transfers.values())
-        done = sum(transfer.done_bytes for transfer in transfers)
-        is_all_here = done >= self._manifest.num_bytes
-        return Report(
-            self._manifest.repo,
-            "verifying" if is_all_here else "downloading",
-            tuple(transfer.snapshot() for transfer in transfers),
-            speed.of(done),
-        )
-
-    def _fetch(self, file: RemoteFile) -> None:
-        transfer, path = self._transfers[file], self._growing / file.name
-        path.parent.mkdir(exist_ok=True)
-        if not path.exists():  # else renamed after its check, so it is right
-            self._fill_and_check(file, transfer, path)
-        transfer.done_bytes, transfer.state = file.num_bytes, _state(file)
-
-    def _fill_and_check(self, file: RemoteFile, transfer: Transfer, path: Path) -> None:
-        partial = _partial(self._growing, file)
-        if not file.is_known_by_hash:
-            partial.unlink(missing_ok=True)  # of an earlier process: nobody could tell whether it is right
-        for tries_left in reversed(range(_TRIES_OF_A_SPOILT_FILE)):
-            self._fill(partial, file, transfer)
-            transfer.state = "verifying"
-            _flush(partial)
-            if _is_right(verdict(partial, file)):
-                os.replace(partial, path)
-                return
-            failure = _spoilt(partial, file)
-            partial.unlink()
-            if not tries_left:
-                raise failure
-
-    def _fill(self, partial: Path, file: RemoteFile, transfer: Transfer) -> None:
-        """Append to `partial` until it has the file's length; what breaks off is asked for from there."""
-        import httpx2
-        from huggingface_hub.errors import HfHubHTTPError
-
-        tries = 0
-        transfer.state = "downloading"
-        while (before := _size(partial)) != file.num_bytes:
-            transfer.done_bytes = before
-            if self._is_stopped.wait(tries):
-                raise _Stopped
-            failure: Exception | None = None
-            try:
-                self._append(partial, file, transfer)
-            except httpx2.TransportError as error:
-                failure = error
-            except HfHubHTTPError as error:
-                if error.response.status_code not in BUSY:
-                    raise
-                failure = error
-            tries = 0 if _size(partial) > before else tries + 1
-            if tries == _TRIES_WITHOUT_A_BYTE:
-                raise failure or _wrong_length(partial, file)
-        partial.touch()  # a file of no bytes needs no request
-
-    def _append(self, partial: Path, file: RemoteFile, transfer: Transfer) -> None:
-        have = _size(partial)
-        if have > file.num_bytes:
-            partial.unlink()
-            have = 0
-        manifest = self._manifest
-        with opened(manifest.repo, manifest.commit, file.name, f"{have}-", self._token) as response:
-            etag = response.headers.get("etag")
-            is_other = self._etags.setdefault(file.name, etag) != etag
-            if have and is_other:  # what is to come does not belong to what is here
-                self._etags[file.name] = etag
-                partial.unlink()
-                return
-            is_from_start = response.status_code != 206
-            have = 0 if is_from_start else have
-            with partial.open("wb" if is_from_start else "ab") as out:
-                for chunk in response.iter_bytes():  # as they come: what is held back is lost when the line breaks
-                    if self._is_stopped.is_set():
-                        raise _Stopped
-                    out.write(chunk)
-                    have += len(chunk)
-                    transfer.done_bytes = min(have, file.num_bytes)
-
-
-def _raise_first(done: set["Future[None]"]) -> None:
-    for future in done:
-        future.result()
-
-
-def _state(file: RemoteFile) -> str:
-    return "verified" if file.is_known_by_hash else "unverified"
-
-
-def _partial(folder: Path, file: RemoteFile) -> Path:
-    return folder / f"{file.name}.partial"
-
-
-def _wrong_length(partial: Path, file: RemoteFile) -> AppError:
-    return AppError(
-        502,
-        "download_failed",
-        f"{file.name} should have {file.num_bytes:,} bytes; {_size(partial):,} came, {_TRIES_WITHOUT_A_BYTE} times.",
-        hint="Check the mirror or proxy in between, and start again.",
-    )
-
-
-def _spoilt(partial: Path, file: RemoteFile) -> AppError:
-    expected = file.sha256 or file.blob_id
-    return AppError(
-        502,
-        "download_corrupt",
-        f"{file.name} did not arrive as it was sent: its hash is {found_hash(partial, file)}, expected {expected}.",
-        hint="Start again: this file is fetched anew, the others are kept.",
-    )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _flush(path: Path) -> None:
-    """A rename may reach the disk before the bytes it names; a power cut would then leave a whole name on holes."""
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
 
 
 def _flush_names(folder: Path) -> None:

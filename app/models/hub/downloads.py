@@ -22,10 +22,10 @@ import psutil
 
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
-from app.models.hub.download import bytes_there
 from app.models.hub.downloader import fetch_apart
 from app.models.hub.manifest import growing_folder, read_manifest, record_file, write_durably
 from app.models.hub.report import Report, Transfer
+from app.models.hub.transfer import bytes_there
 from app.models.making import is_being_made
 from app.models.store import is_whole
 

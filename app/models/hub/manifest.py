@@ -102,6 +102,11 @@ def verdict(path: Path, file: RemoteFile, on_read: OnRead = _unheard) -> Verdict
     return "verified" if found_hash(path, file, on_read) == (file.sha256 or file.blob_id) else "damaged"
 
 
+def is_right(word: Verdict) -> bool:
+    """Whether a file can stay: it is what it should be, as far as anybody can tell."""
+    return word in ("verified", "unverified")
+
+
 def found_hash(path: Path, file: RemoteFile, on_read: OnRead = _unheard) -> str:
     """Of what lies there, by the kind of sum that the hub has of this file."""
     header = b"blob %d\0" % path.stat().st_size
