@@ -57,6 +57,8 @@ MAY_IMPORT = {
     "launch": ("app.server", "app.settings", "app.cli"),
     "app": (),
     "app.errors": ("engine.errors",),
+    "app.settings_table": ("app.setting",),
+    "app.settings": ("app.setting", "app.settings_table"),
     "app.chat": ("app.chat", *_BELOW, *_WORDS),
     "app.history": ("app.history", *_BELOW),
     "app.api": ("app.api", "app.chat", "app.models", "app.history", *_BELOW, *_WORDS),

@@ -58,7 +58,8 @@ class Clone:
         self.folder = folder
         (folder / "app").mkdir(parents=True)
         shutil.copy(ROOT / "launch.py", folder)
-        shutil.copy(ROOT / "app" / "settings.py", folder / "app")
+        for path in (ROOT / "app").glob("setting*.py"):  # what launch.py reads the flags with
+            shutil.copy(path, folder / "app")
         (folder / "app" / "server.py").write_text(SERVER)
         (folder / "pyproject.toml").write_text(PYPROJECT)
         (folder / "constraints.txt").write_text("torch==2.13.0\nsmall==1.0\n")
