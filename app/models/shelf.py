@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import AppError
 from app.models.catalog import Catalog, CatalogEntry
+from app.models.catalog_file import read_catalog
 from app.models.hub.download import is_there
 from app.models.hub.manifest import Verdict, growing_folder, record_file
 from app.models.hub.report import OnReport, unheard
@@ -59,7 +60,7 @@ class ModelShelf:
         self._last = self._read_catalog()
 
     def _read_catalog(self) -> Catalog:
-        return Catalog.load(self._catalog_file, self._own_file).with_aliases(self._aliases)
+        return read_catalog(self._catalog_file, self._own_file).with_aliases(self._aliases)
 
     @property
     def _catalog(self) -> Catalog:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.errors import AppError
-from app.models.catalog import EMBEDDED_IDS, Catalog
+from app.models.catalog import Catalog
+from app.models.catalog_file import EMBEDDED_IDS, read_catalog
 from app.models.shelf import CATALOG_FILE
 
 GOOD = """
@@ -27,7 +28,7 @@ def load(tmp_path: Path, text: str, user_text: str | None = None) -> Catalog:
     user_path = tmp_path / "user.yaml"
     if user_text is not None:
         user_path.write_text(user_text, encoding="utf-8")
-    return Catalog.load(tmp_path / "models.yaml", user_path)
+    return read_catalog(tmp_path / "models.yaml", user_path)
 
 
 def mistakes(tmp_path: Path, text: str, user_text: str | None = None) -> list[str]:
@@ -38,7 +39,7 @@ def mistakes(tmp_path: Path, text: str, user_text: str | None = None) -> list[st
 
 
 def test_the_project_file_is_right_and_holds_the_embedded_forms_and_bigger_models() -> None:
-    catalog = Catalog.load(CATALOG_FILE)
+    catalog = read_catalog(CATALOG_FILE)
     assert tuple(entry.id for entry in catalog.entries if entry.is_embedded) == EMBEDDED_IDS
     repos = {entry.repo for entry in catalog.entries}
     assert {
@@ -50,7 +51,7 @@ def test_the_project_file_is_right_and_holds_the_embedded_forms_and_bigger_model
 
 def test_the_project_file_tells_of_every_model_what_a_user_must_know() -> None:
     """Sizes and revisions are there where they are known for sure: the hub tells both before a download."""
-    entries = [entry for entry in Catalog.load(CATALOG_FILE).entries if not entry.is_embedded]
+    entries = [entry for entry in read_catalog(CATALOG_FILE).entries if not entry.is_embedded]
     assert 25 <= len(entries) <= 35
     for entry in entries:
         assert entry.repo and entry.licence and entry.context_length and entry.aliases, entry.id
