@@ -70,7 +70,10 @@ def text(raw: object) -> str:
 
 
 def folder(raw: object) -> Path:
-    return Path(text(raw)).expanduser().absolute()
+    try:
+        return Path(text(raw)).expanduser().absolute()
+    except RuntimeError as error:  # ~name of nobody
+        raise ValueError from error
 
 
 def switch(raw: object) -> bool:

@@ -203,15 +203,18 @@ def _read_file(path: Path) -> dict[str, object]:
     import yaml  # here, since launch.py imports this module before PyYAML is installed
 
     try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        root, found = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date of no calendar
         raise SettingsError(f"{path} is no valid YAML: {error}") from None
     if found is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(root, yaml.MappingNode):
         raise SettingsError(f"{path} must be lines of `key: value`; it holds a {type(found).__name__}.")
     for key in found:
         _check_key(str(key), path)
+    keys = [key.value for key, _ in root.value]
+    if twice := [key for key in found if keys.count(str(key)) > 1]:
+        raise SettingsError(f"{path} has `{twice[0]}` twice; only one of them can hold.")
     return {str(key): value for key, value in found.items()}
 
 

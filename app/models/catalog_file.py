@@ -26,23 +26,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SAMPLING_RANGES = {"temperature": (0, 100), "top_p": (0.001, 1), "top_k": (0, 1_000_000)}
 
 
-def read_catalog(path: Path, user_path: Path | None = None) -> Catalog:
-    """`path`, then `user_path` over it where that file exists. Raises AppError bad_catalog with every mistake."""
-    mistakes: list[str] = []
-    blocks = _read_blocks(path, mistakes)
-    ours = set(blocks)
-    if user_path is not None and user_path.is_file():
-        for entry_id, keys in _read_blocks(user_path, mistakes).items():
-            blocks[entry_id] = blocks.get(entry_id, {}) | keys
-    built = (_entry(entry_id, keys, mistakes, is_ours=entry_id in ours) for entry_id, keys in blocks.items())
-    entries = [entry for entry in built if entry is not None]
-    mistakes += _name_clashes(entries, blocks)
-    if mistakes:
-        raise AppError(500, "bad_catalog", "The catalogue has mistakes:\n" + "\n".join(f"  {m}" for m in mistakes))
-    return Catalog(entries)
-
-
-# --- reading
+_ORIGINS, _OF_AN_ORIGIN = ("repo", "folder", "embedded"), ("revision", "format", "size_gb")
 
 
 class _Value(NamedTuple):
@@ -55,11 +39,37 @@ class _Value(NamedTuple):
 _Block = dict[str, _Value]
 
 
+def read_catalog(path: Path, user_path: Path | None = None) -> Catalog:
+    """`path`, then `user_path` over it where that file exists. Raises AppError bad_catalog with every mistake."""
+    mistakes: list[str] = []
+    blocks = _read_blocks(path, mistakes)
+    ours = set(blocks)
+    if user_path is not None and user_path.exists():
+        for entry_id, keys in _read_blocks(user_path, mistakes).items():
+            blocks[entry_id] = _changed(blocks.get(entry_id, {}), keys)
+    built = (_entry(entry_id, keys, mistakes, is_ours=entry_id in ours) for entry_id, keys in blocks.items())
+    entries = [entry for entry in built if entry is not None]
+    mistakes += _name_clashes(entries, blocks)
+    if mistakes:
+        raise AppError(500, "bad_catalog", "The catalogue has mistakes:\n" + "\n".join(f"  {m}" for m in mistakes))
+    return Catalog(entries)
+
+
+def _changed(ours: _Block, keys: _Block) -> _Block:
+    """Where it comes from is one thing: a user's folder in place of our repository takes all that goes with it away."""
+    if not keys.keys() & _ORIGINS:
+        return ours | keys
+    return {key: value for key, value in ours.items() if key not in (*_ORIGINS, *_OF_AN_ORIGIN)} | keys
+
+
+# --- reading
+
+
 def _read_blocks(path: Path, mistakes: list[str]) -> dict[str, _Block]:
     """id -> key -> value, unchecked. The YAML nodes are walked, as plain loading forgets lines and repeated keys."""
     try:
         root = yaml.compose(path.read_text("utf-8"), yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         mistakes.append(f"{path} cannot be read: {error}")
         return {}
     if root is None:
@@ -68,6 +78,8 @@ def _read_blocks(path: Path, mistakes: list[str]) -> dict[str, _Block]:
     for entry_id, node, place in _pairs(root, path, "the file", mistakes):
         blocks[entry_id] = {"": _Value(None, place)}
         for key, value_node, key_place in _pairs(node, path, entry_id, mistakes):
+            if isinstance(value_node, yaml.MappingNode):
+                list(_pairs(value_node, path, f"{entry_id}: {key}", mistakes))  # for what comes twice in it
             try:
                 blocks[entry_id][key] = _Value(SafeConstructor().construct_document(value_node), key_place)
             except (yaml.YAMLError, ValueError) as error:
@@ -111,7 +123,7 @@ def _entry(entry_id: str, block: _Block, mistakes: list[str], *, is_ours: bool) 
         elif key:
             try:
                 values[key] = _KEYS[key].read(value)
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RuntimeError):  # the last: ~name of nobody
                 report(place, f"`{key}` is {value!r}; it must be {_KEYS[key].allowed}")
     for key in ("licence", "context"):
         if is_ours and key not in block:
@@ -231,6 +243,8 @@ def _load(value: Any) -> dict[str, Any]:
 
 
 def _tags(value: Any) -> tuple[str, str]:
+    if not isinstance(value, list):
+        raise ValueError
     opening, closing = value
     return _text(opening), _text(closing)
 

@@ -49,7 +49,7 @@ def ids_in(path: Path) -> frozenset[str]:
     """Of the models that the file has, or changes."""
     try:
         return frozenset(entry_id for entry_id, _, _ in _pairs(path.read_text("utf-8")))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return frozenset()
 
 

@@ -122,7 +122,10 @@ class ModelShelf:
 
     @contextmanager
     def _checked_after(self) -> Iterator[None]:
-        """Around a change of the user's file, which is taken back where it has a mistake then. Raises AppError."""
+        """Around a change of the user's file, which is taken back where it has a mistake then; one that it has already
+        has to be corrected first. Raises AppError.
+        """
+        self._read_catalog()
         before = self._own_file.read_text("utf-8") if self._own_file.exists() else None
         yield
         try:

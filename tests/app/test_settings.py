@@ -74,6 +74,7 @@ def test_an_empty_environment_variable_and_a_null_count_as_not_given(tmp_path: P
 
 
 WRONG: list[tuple[str, str]] = [
+    ("key_file", "~nobody-here/x"),
     ("port", "65536"),
     ("port", "-1"),
     ("port", "8000.5"),
@@ -125,6 +126,9 @@ def test_a_yaml_value_of_another_type_is_refused(value: str, tmp_path: Path) -> 
         ("home: /x", "Use --home or FIRESIDE_HOME"),
         ("- a", "holds a list"),
         ("a: [", "is no valid YAML"),
+        ("port: 2026-99-01", "is no valid YAML"),
+        ("port: " + "[" * 3000, "is no valid YAML"),
+        ("port: 1\nport: 2", "`port` twice"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_the_file(text: str, told: str, tmp_path: Path) -> None:

@@ -167,6 +167,12 @@ def test_the_users_file_adds_entries_and_changes_single_keys(tmp_path: Path) -> 
     assert (small.context_length, small.repo) == (8192, "org/small-AWQ")
 
 
+def test_a_users_origin_takes_the_place_of_ours_with_all_that_goes_with_it(tmp_path: Path) -> None:
+    small = load(tmp_path, GOOD, f"small:\n  folder: {tmp_path}\n").resolve("tiny")
+    assert (small.folder, small.repo, small.format, small.size_bytes) == (tmp_path, None, None, 0)
+    assert (small.context_length, small.tool_format) == (4096, "hermes"), "what is said of the model stays"
+
+
 @pytest.mark.parametrize("text", ["", "# nothing yet\n"])
 def test_an_empty_users_file_changes_nothing(tmp_path: Path, text: str) -> None:
     assert [entry.id for entry in load(tmp_path, GOOD, text).entries] == ["small"]
@@ -185,6 +191,9 @@ def test_an_empty_users_file_changes_nothing(tmp_path: Path, text: str) -> None:
         ("format: awq", "format: [awq]", 4, "`format` is ['awq']"),
         ("org/small-AWQ", "small", 3, "`repo` is 'small'; it must be a Hugging Face repository, owner/name"),
         ("org/small-AWQ", "../etc", 3, "`repo` is '../etc'"),
+        ("top_k: 20", "temperature: 0.9", 8, "small: sampling: `temperature` is there twice"),
+        ('["<think>", "</think>"]', "ab", 10, "`reasoning` is 'ab'; it must be a list"),
+        ("repo: org/small-AWQ", "folder: ~nobody-here/x", 3, "`folder` is '~nobody-here/x'"),
         ("top_k: 20", "topk: 20", 8, "`sampling` is"),
         ("temperature: 0.7", "temperature: hot", 8, "temperature (0 to 100)"),
         ('["<think>", "</think>"]', '["<think>"]', 10, "`reasoning` is ['<think>']"),
@@ -241,7 +250,7 @@ def test_a_file_of_another_shape_is_told_with_its_line(tmp_path: Path, text: str
     assert any("must be a block of `key: value` lines" in mistake for mistake in mistakes(tmp_path, text))
 
 
-@pytest.mark.parametrize("text", ["a: [\n", "a: b: c\n", "\t- x"])
+@pytest.mark.parametrize("text", ["a: [\n", "a: b: c\n", "\t- x", "a: " + "[" * 3000])
 def test_broken_yaml_is_told_with_its_file(tmp_path: Path, text: str) -> None:
     (mistake, *_) = mistakes(tmp_path, text)
     assert mistake.startswith(f"{tmp_path / 'models.yaml'} cannot be read: ")
