@@ -15,11 +15,13 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from engine import environment
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest, EngineDied, EngineError, Superseded
+from engine.head_start import head_start
 from engine.messages import Abort, Failed, Loading, Ready, Resized, ResizeKV, Shutdown, Stats, Submit, ToChild, Tokens
 
 _log = logging.getLogger(__name__)
@@ -98,7 +100,9 @@ def _load(start: Start, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Co
     _log.info("Process %d loads %s.", os.getpid(), start.config)
     outbox.send(Loading("starting", 0.0))
     module, _, function = start.load_runner.partition(":")
-    load_runner = getattr(importlib.import_module(module), function)
+    cache_dir = start.config.cache_dir
+    with head_start(start.config.device, Path(cache_dir, "bytecode") if cache_dir else None):
+        load_runner = getattr(importlib.import_module(module), function)
     runner = load_runner(start.config, lambda stage, fraction: outbox.send(Loading(stage, fraction)))
     engine = Engine(runner, start.config, on_compiled=lambda: requests.put(_Wake()))
     environment.settle_collector()

@@ -15,6 +15,7 @@ HEAVY = ("torch", "triton", "transformers")
 TORCH_FREE = (
     *(
         "engine.environment",
+        "engine.head_start",
         "engine.errors",
         "engine.types",
         "engine.config",

@@ -16,11 +16,13 @@ Machines are noisy: with --compare both sides take turns in the same run, and th
 import argparse
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from engine import environment
 from engine.bench.load import NEW_TOKENS
 from engine.bench.output import print_result
+from engine.head_start import head_start
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,9 +38,11 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
         return host_times() | long_answers()
     if options.parts or options.shape:
-        from engine.bench.whole import measure as measure_parts
+        with TemporaryDirectory(prefix="fireside-") as folder:
+            with head_start(options.device, Path(folder)):
+                from engine.bench.whole import measure as measure_parts
 
-        return measure_parts(options)
+            return measure_parts(options)
     from engine.bench.figures import measure
 
     return measure(options)
@@ -60,7 +64,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parts.add_argument("--gpu-memory-gb", type=float, help="act as a card of so many GB (2**30 bytes)")
     parts.add_argument("--max-num-seqs", type=int, default=256, help="requests that run at once")
     parts.add_argument("--load", type=Path, help="lengths of part d's requests")
-    parts.add_argument("--profile", action="store_true", help="also the kernels of a decode step, by time (on a card)")
+    parts.add_argument("--profile", action="store_true", help="also a step's kernels by time (on a card)")
     figures = parser.add_argument_group("without parts")
     figures.add_argument("--batch", default="1,8,32", help="numbers of sequences that decode at once")
     figures.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help="tokens that each sequence generates")

@@ -2,9 +2,11 @@
 
 import argparse
 import os
+import re
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,10 @@ def measure(options: argparse.Namespace, sizes: Sizes = Sizes()) -> dict[str, An
     checkpoint = (
         dummy_checkpoint(options.shape, options.quant) if options.shape else open_checkpoint(Path(config.model))
     )
+    stages = {"imports": _age_s()}
     with open_compilers(config) as processes:
         expected = expected_parts(config, checkpoint)
-        runner = make_runner(config, checkpoint, _ignore, processes)
+        runner = make_runner(config, checkpoint, partial(_put_down, stages), processes)
     start_s = _age_s()
     environment.settle_collector()
     bench = Bench(runner, config, sizes, options.load or DEFAULT_LOAD)
@@ -42,7 +45,7 @@ def measure(options: argparse.Namespace, sizes: Sizes = Sizes()) -> dict[str, An
         "model": config.model,
         "quantization": runner.info.quantization,
         "device": runner.info.device,
-        "engine": {"start_s": start_s},
+        "engine": {"start_s": start_s, "stages_s": stages},
         "parts": bench.run(options.parts or ",".join(PARTS)),
         "memory": _memory(runner.memory, expected),
     }
@@ -63,8 +66,9 @@ def _age_s() -> float:
     return time.time() - psutil.Process().create_time()
 
 
-def _ignore(stage: str, fraction: float) -> None:
-    pass
+def _put_down(stages: dict[str, float], stage: str, fraction: float) -> None:
+    """When each stage began, and the imports before them ended, in seconds of this process's age."""
+    stages.setdefault(re.split(r",| \(", stage)[0], _age_s())
 
 
 def _memory(report: MemoryReport, expected: Parts) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Processes that compile kernels. Triton's frontend holds Python's lock: in threads one kernel waits for another.
 
-They are forked from a process that has imported all and has not used the card yet: they are there in a moment, and
-hold nothing of the card. What they compile goes into Triton's folder of compiled kernels, where the parent finds it.
+They are forked from a process that has imported all and whose torch has not used the card yet: they are there in a
+moment, and give back at once what they inherit of the card. What they compile goes into Triton's folder of compiled
+kernels, where the parent finds it.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -23,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import triton_key
 
 _DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG
+_CARD_FILES = "/dev/nvidia"
 _NICENESS = 5  # the parent loads weights meanwhile, and later answers
 
 
@@ -55,15 +58,24 @@ class CompileProcesses:
 
 
 def can_be_forked() -> bool:
-    """Where there is a card and nothing of it is held yet."""
+    """Where there is a card and torch holds nothing of it yet."""
     return sys.platform == "linux" and Path("/dev/nvidiactl").exists() and not torch.cuda.is_initialized()
 
 
 def _begin() -> None:
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    _let_go_of_the_card()
     os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     triton_key()  # 0.4 s in which Triton hashes itself: while the parent has nothing to order yet
+
+
+def _let_go_of_the_card() -> None:
+    """Its memory is free when the last process has closed it, and the parent may have a context already."""
+    for file in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the one that listed them
+            if os.readlink(f"/proc/self/fd/{file}").startswith(_CARD_FILES):
+                os.close(file)
 
 
 class _Target:

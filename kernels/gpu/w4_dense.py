@@ -11,6 +11,7 @@ from kernels.gpu.sizes import cdiv
 
 _TILE, _WARPS = 64, 8  # outputs of a block, which takes one step of K
 _SCRATCH_BYTES = 64 * 2**20
+_PIECE = 256  # outputs of a piece are a multiple of it: of the tiles that cuBLAS takes
 
 
 @Launchable
@@ -68,7 +69,7 @@ def w4_linear(
     x: torch.Tensor, weight: PlanarWeight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x [M, K] -> [M, N]. A piece of the weight is dense at a time: at most `_SCRATCH_BYTES` of scratch."""
-    outputs = max(1, _SCRATCH_BYTES // (weight.num_inputs * x.element_size()) // _TILE) * _TILE
+    outputs = _outputs_of_a_piece(weight, x.element_size())
     if weight.num_outputs <= outputs:  # views cost the host as much as a launch
         out = torch.mm(x, dequantize(weight, 0, weight.num_outputs, x.dtype).T)
     else:
@@ -77,6 +78,15 @@ def w4_linear(
         if addend is not None:
             out += addend
     return out
+
+
+def _outputs_of_a_piece(weight: PlanarWeight, element_size: int) -> int:
+    """Pieces are as few as the scratch allows and alike: cuBLAS's tiles fill the card in waves, and two products of
+    2,304 and 1,792 outputs take one wave more than two of 2,048.
+    """
+    most = max(1, _SCRATCH_BYTES // (weight.num_inputs * element_size) // _TILE) * _TILE
+    num_pieces = cdiv(weight.num_outputs, most)
+    return min(most, cdiv(cdiv(weight.num_outputs, num_pieces), _PIECE) * _PIECE)
 
 
 def _in_pieces(x: torch.Tensor, weight: PlanarWeight, outputs: int) -> torch.Tensor:

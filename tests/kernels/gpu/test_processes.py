@@ -52,3 +52,17 @@ def test_what_a_process_compiled_is_found_and_what_none_did_is_compiled_here(tmp
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[-2] == found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no such processes elsewhere")
+def test_files_of_the_card_are_closed_and_no_others(tmp_path, monkeypatch) -> None:
+    from kernels.gpu import processes
+
+    card, other = tmp_path / "nvidia0", tmp_path / "other"
+    monkeypatch.setattr(processes, "_CARD_FILES", str(card))
+    of_card, of_other = (os.open(path, os.O_RDWR | os.O_CREAT) for path in (card, other))
+    processes._let_go_of_the_card()
+    os.fstat(of_other)
+    os.close(of_other)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(of_card)
