@@ -15,7 +15,6 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from engine import environment
 from engine.config import EngineConfig
@@ -100,8 +99,7 @@ def _load(start: Start, requests: queue.SimpleQueue[ToChild | _Wake], outbox: Co
     _log.info("Process %d loads %s.", os.getpid(), start.config)
     outbox.send(Loading("starting", 0.0))
     module, _, function = start.load_runner.partition(":")
-    cache_dir = start.config.cache_dir
-    with head_start(start.config.device, Path(cache_dir, "bytecode") if cache_dir else None):
+    with head_start(start.config.device):
         load_runner = getattr(importlib.import_module(module), function)
     runner = load_runner(start.config, lambda stage, fraction: outbox.send(Loading(stage, fraction)))
     engine = Engine(runner, start.config, on_compiled=lambda: requests.put(_Wake()))

@@ -15,6 +15,7 @@ HEAVY = ("torch", "triton", "transformers")
 TORCH_FREE = (
     *(
         "engine.environment",
+        "engine.read_ahead",
         "engine.head_start",
         "engine.errors",
         "engine.types",

@@ -16,7 +16,6 @@ Machines are noisy: with --compare both sides take turns in the same run, and th
 import argparse
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from engine import environment
@@ -38,11 +37,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
         return host_times() | long_answers()
     if options.parts or options.shape:
-        with TemporaryDirectory(prefix="fireside-") as folder:
-            with head_start(options.device, Path(folder)):
-                from engine.bench.whole import measure as measure_parts
+        with head_start(options.device):
+            from engine.bench.whole import measure as measure_parts
 
-            return measure_parts(options)
+        return measure_parts(options)
     from engine.bench.figures import measure
 
     return measure(options)

@@ -3,8 +3,8 @@ threads, of which a compiler keeps one core busy, mostly without Python's lock.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -34,16 +34,12 @@ def compile_ahead(
     nothing by it and wait for nothing.
     """
     first = _asked_for(now, processes)
-    others = _asked_for(later, processes)  # before any thread begins, which would take the lock from us
-    if processes is not None:
-        processes.close()
+    others = _asked_for(later)  # before any thread begins, which would take the lock from us
     threads = ThreadPoolExecutor(num_threads, "compile")
     loads = [threads.submit(compilation.load) for compilation in first]
+    threads.shutdown(wait=False)
     later_threads = ThreadPoolExecutor(max(1, num_threads // 4), "compile-later")
-    for compilation in others:
-        later_threads.submit(compilation.compile)
-    for executor in (threads, later_threads):
-        executor.shutdown(wait=False)
+    threading.Thread(target=_follow, args=(first, others, later_threads, processes), name="compile-later", daemon=True).start()
 
     def ready() -> int:
         for load in loads:
@@ -58,9 +54,13 @@ class _Compilation:
     """One that was asked for. `elsewhere`: a process compiles it already; `kernel` is what Triton gave for it."""
 
     make: Callable[[], Any]
-    elsewhere: Future[None] | None
+    order: Order
     future: Future[Any]
+    elsewhere: Future[None] | None = None
     kernel: Any = None
+
+    def send(self, processes: CompileProcesses) -> None:
+        self.elsewhere = processes.compile(self.order, triton.runtime.driver.active.get_current_target())
 
     def compile(self) -> Any:
         """From now on a launch finds it, or what went wrong."""
@@ -91,14 +91,32 @@ class _Notebook(Executor):
         return False
 
     def submit(self, make: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
-        elsewhere = None
+        compilation = _Compilation(make, self._order, Future())
         if self._processes is not None:
-            elsewhere = self._processes.compile(self._order, triton.runtime.driver.active.get_current_target())
-        self.compilations.append(_Compilation(make, elsewhere, Future()))
-        return self.compilations[-1].future
+            compilation.send(self._processes)
+        self.compilations.append(compilation)
+        return compilation.future
 
 
-def _asked_for(work: Work, processes: CompileProcesses | None) -> list[_Compilation]:
+def _follow(
+    first: Sequence[_Compilation],
+    others: Sequence[_Compilation],
+    threads: ThreadPoolExecutor,
+    processes: CompileProcesses | None,
+) -> None:
+    """The others once the first are compiled: on the same cores at once they would hold those up by half a second."""
+    if processes is not None:
+        wait([compilation.elsewhere for compilation in first if compilation.elsewhere is not None])
+        with suppress(RuntimeError):  # closed: the load has failed
+            for compilation in others:
+                compilation.send(processes)
+        processes.close()
+    for compilation in others:
+        threads.submit(compilation.compile)
+    threads.shutdown(wait=False)
+
+
+def _asked_for(work: Work, processes: CompileProcesses | None = None) -> list[_Compilation]:
     """Kernels that the work would launch and that nobody has compiled yet."""
     notebook = _Notebook(processes)
 

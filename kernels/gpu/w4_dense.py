@@ -68,8 +68,10 @@ def dequantize(weight: PlanarWeight, first: int, count: int, dtype: torch.dtype)
 def w4_linear(
     x: torch.Tensor, weight: PlanarWeight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [M, K] -> [M, N]. A piece of the weight is dense at a time: at most `_SCRATCH_BYTES` of scratch."""
-    outputs = _outputs_of_a_piece(weight, x.element_size())
+    """x [M, K] -> [M, N]. A piece of the weight is dense at a time: at most `_SCRATCH_BYTES` of scratch, or half of the
+    result's, which a feed-forward's next step takes anyway.
+    """
+    outputs = _outputs_of_a_piece(weight, x.shape[0], x.element_size())
     if weight.num_outputs <= outputs:  # views cost the host as much as a launch
         out = torch.mm(x, dequantize(weight, 0, weight.num_outputs, x.dtype).T)
     else:
@@ -80,11 +82,12 @@ def w4_linear(
     return out
 
 
-def _outputs_of_a_piece(weight: PlanarWeight, element_size: int) -> int:
+def _outputs_of_a_piece(weight: PlanarWeight, num_rows: int, element_size: int) -> int:
     """Pieces are as few as the scratch allows and alike: cuBLAS's tiles fill the card in waves, and two products of
     2,304 and 1,792 outputs take one wave more than two of 2,048.
     """
-    most = max(1, _SCRATCH_BYTES // (weight.num_inputs * element_size) // _TILE) * _TILE
+    scratch_bytes = max(_SCRATCH_BYTES, num_rows * weight.num_outputs * element_size // 2)
+    most = max(1, scratch_bytes // (weight.num_inputs * element_size) // _TILE) * _TILE
     num_pieces = cdiv(weight.num_outputs, most)
     return min(most, cdiv(cdiv(weight.num_outputs, num_pieces), _PIECE) * _PIECE)
 

@@ -12,9 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.cases import AotCase
+from kernels.gpu.cases import ARCHS, AotCase
 from kernels.gpu.launch import Launchable
 from kernels.gpu.sizes import cdiv
+from kernels.gpu.table import card_of
 from kernels.w8 import GROUP, W8Weight
 
 
@@ -28,13 +29,14 @@ class Config(NamedTuple):
 
 
 # By rows, the quickest on an H200 of those that fit an RTX 3090's shared memory; more rows take several tiles.
-_CONFIGS = (
+_SM90 = (
     Config(8, 64, 2, 3),
     Config(16, 64, 4, 3),
     Config(32, 128, 4, 3),
     Config(64, 128, 8, 3),
     Config(128, 128, 8, 3),
 )
+_SM80 = (*_SM90[:-1], Config(128, 128, 8, 2))  # and later ones before sm_90: with 3 sm_80 spills bf16
 
 # $2 holds two int16, each with the bytes 128 + code of two slabs of inputs. A byte becomes the low mantissa bits of a
 # number whose exponent makes one of them one unit: in fp16 that is 1152 + code. bf16 has room for 7 bits: the 8th goes
@@ -68,12 +70,13 @@ def w8_linear(x: torch.Tensor, weight: W8Weight) -> torch.Tensor:
     """See `ops.w8_linear`."""
     out = torch.empty(x.shape[0], weight.num_outputs, dtype=torch.float32, device=x.device)
     if x.shape[0]:
-        launch(choose(x.shape[0]), x.contiguous(), weight, out)
+        launch(choose(card_of(x.device).arch, x.shape[0]), x.contiguous(), weight, out)
     return out
 
 
-def choose(num_rows: int) -> Config:
-    return next((config for config in _CONFIGS if num_rows <= config.bm), _CONFIGS[-1])
+def choose(arch: int, num_rows: int) -> Config:
+    configs = _SM90 if arch >= 90 else _SM80
+    return next((config for config in configs if num_rows <= config.bm), configs[-1])
 
 
 def launch(config: Config, x: torch.Tensor, weight: W8Weight, out: torch.Tensor) -> None:
@@ -158,7 +161,9 @@ def _unpack(pairs, DTYPE: tl.constexpr, PORTABLE: tl.constexpr):
 
 
 def aot_cases() -> Iterable[AotCase]:
-    for config in _CONFIGS:
+    before = tuple(arch for arch in ARCHS if arch < 90)
+    rows = [(config, (90,)) for config in _SM90] + [(config, before) for config in _SM80]
+    for config, archs in rows:
         for dtype in ("fp16", "bf16"):
             types = {"x_ptr": f"*{dtype}", "pairs_ptr": "*i16", "scales_ptr": "*fp32", "out_ptr": "*fp32"}
             constants = _tile(config, 4096) | {"PORTABLE": False}
@@ -170,4 +175,5 @@ def aot_cases() -> Iterable[AotCase]:
                 constants=constants,
                 num_warps=config.warps,
                 multiples_of_16=frozenset({"num_outputs"}),
+                archs=archs,
             )
