@@ -39,7 +39,9 @@ def compile_ahead(
     loads = [threads.submit(compilation.load) for compilation in first]
     threads.shutdown(wait=False)
     later_threads = ThreadPoolExecutor(max(1, num_threads // 4), "compile-later")
-    threading.Thread(target=_follow, args=(first, others, later_threads, processes), name="compile-later", daemon=True).start()
+    threading.Thread(
+        target=_follow, args=(first, others, later_threads, processes), name="compile-later", daemon=True
+    ).start()
 
     def ready() -> int:
         for load in loads:
