@@ -73,8 +73,9 @@ def _status(manager: "ModelManager") -> "ModelStatus":
     return ModelStatus(
         model_id=now.model,
         state=now.state,
-        stage=", ".join(filter(None, (now.stage, now.time_left))),
+        stage=now.stage,
         fraction=now.fraction,
+        seconds_left=now.seconds_left,
         error=now.error,
         max_model_len=now.max_model_len,
     )

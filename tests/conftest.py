@@ -52,6 +52,16 @@ def embedded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.fixture(scope="session")
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A whole model of a few kilobytes, by file name."""
+    from tests.checkpoints import tiny_checkpoint
+
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_checkpoint(folder, "llama", "gptq")
+    return {path.name: path.read_bytes() for path in folder.iterdir()} | {"tokenizer.json": b"{}"}
+
+
 def _common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same in all processes of a run; each has a temporary folder of its own within it."""
     own = tmp_path_factory.getbasetemp()

@@ -12,11 +12,12 @@ _MOST_LINES, _MOST_FAULTS = 300, 50
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """time: Unix seconds. what: an error's code, or a log's level."""
+    """time: Unix seconds. what: an error's code, or a log's level. model: "" where it is of none."""
 
     time: float
     what: str
     text: str
+    model: str = ""
 
 
 class Lately(logging.Handler):
@@ -39,7 +40,7 @@ class Lately(logging.Handler):
     def failed(self, turn: TurnRecord) -> None:
         assert turn.error is not None
         what = turn.error.code or str(turn.error.status)
-        self.faults.append(Fault(time.time(), what, f"{turn.model or 'no model'}: {turn.error.text}"))
+        self.faults.append(Fault(time.time(), what, turn.error.text, turn.model))
 
 
 class Noting:

@@ -19,6 +19,7 @@ class ModelStatus:
     model_id       id in hand, or the one being loaded; "" where there is none
     stage          what a load is doing now, for people ("reading weights")
     fraction       0 to 1 of the whole load; None where it cannot be known
+    seconds_left   until it can answer, as far as can be told
     error          why a load failed, with the next step
     max_model_len  tokens of context, prompt and answer together; None until it is known
     """
@@ -27,6 +28,7 @@ class ModelStatus:
     state: ModelState = "empty"
     stage: str = ""
     fraction: float | None = None
+    seconds_left: float | None = None
     error: str = ""
     max_model_len: int | None = None
 

@@ -1,6 +1,5 @@
 """The page where keys are asked: a real Chromium, HTTPS with our own certificate, the API's guard before the page."""
 
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -18,16 +17,15 @@ from app.ui.page import mount
 from app.ui.status import ModelStatus
 from tests.app.api.house import USER, House
 from tests.app.ui.scripted import ScriptedService
+from tests.e2e.tabs import CHROMIUM, PATIENCE_MS
 from tests.fakes import Script, byte_model_folder, ids
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
 
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-_PATIENCE_MS = 60_000
 WORDS = "right-key-1"
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on this machine")]
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +65,9 @@ async def _count(text: str) -> int:
 @pytest.fixture
 def page(url: str) -> Iterator[Any]:
     with playwright_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         opened = browser.new_context(ignore_https_errors=True).new_page()
-        opened.set_default_timeout(_PATIENCE_MS)
+        opened.set_default_timeout(PATIENCE_MS)
         yield opened
         browser.close()
 
@@ -89,8 +87,8 @@ def test_the_page_opens_with_the_right_key_and_works_as_ever(page: Any, url: str
     assert page.url == url
     message.fill("hello there")
     message.press("Enter")
-    expect(page.get_by_test_id("bot").first).to_contain_text("hello", timeout=_PATIENCE_MS)
-    expect(page.locator("#fs-status .fs-stage")).to_have_text("ready", timeout=_PATIENCE_MS)
+    expect(page.get_by_test_id("bot").first).to_contain_text("hello", timeout=PATIENCE_MS)
+    expect(page.locator("#fs-status .fs-stage")).to_have_text("ready", timeout=PATIENCE_MS)
     assert not complaints
     cookies = {cookie["name"]: cookie for cookie in page.context.cookies()}
     assert cookies["fireside_session"]["secure"] and cookies["fireside_session"]["httpOnly"]

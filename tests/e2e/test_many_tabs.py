@@ -6,7 +6,6 @@ Speeds are compared within one run: a tab with another, the page with the API, a
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from app.ui.talk import NUM_AT_ONCE
 from tests.app.api.house import House as Api
 from tests.app.history.test_size import fill
-from tests.e2e.tabs import CHROMIUM, FLAGS, PATIENCE_MS, House, Tab, wait_until
+from tests.e2e.tabs import CHROMIUM, House, Tab, wait_until
 from tests.fakes import Script, byte_model_folder, ids
 
 playwright_api = pytest.importorskip("playwright.sync_api")
@@ -37,15 +36,6 @@ _WATCH = """() => {
         if (length > (window.drawn.at(-1)?.[1] ?? 0)) window.drawn.push([performance.now(), length]);
     }).observe(document.getElementById("fs-pane"), { subtree: true, childList: true, characterData: true });
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    expect.set_options(timeout=PATIENCE_MS)
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 def test_eight_tabs_of_one_browser_stream_at_once_and_none_starves(browser: Any, tmp_path: Path) -> None:

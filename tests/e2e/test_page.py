@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.ui.status import ModelStatus
-from tests.e2e.tabs import CHROMIUM, FLAGS, PATIENCE_MS, READY, House, Tab, wait_until
+from tests.e2e.tabs import CHROMIUM, READY, House, Tab, wait_until
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
@@ -43,49 +43,6 @@ $$\\sum_{i=1}^{n} x_i = x_1 + x_2 + \\dots + x_n$$
 """
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    expect.set_options(timeout=PATIENCE_MS)
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def running_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with House(tmp_path_factory.mktemp("page") / "history.db") as house:
-        yield house
-
-
-@pytest.fixture
-def house(running_house: House) -> House:
-    running_house.status = READY
-    running_house.in_memory = []
-    running_house.service.is_ready = True
-    running_house.service.requests.clear()
-    running_house.service.closed.clear()
-    return running_house
-
-
-@pytest.fixture
-def open_tab(browser: Any, house: House) -> Iterator[Callable[..., Tab]]:
-    """Tabs of one browser window: they share its connections, as a user's do."""
-    contexts: dict[tuple[int, int, str], Any] = {}
-
-    def open_one(*, width: int = 1280, height: int = 860, colors: str = "light") -> Tab:
-        key = (width, height, colors)
-        if key not in contexts:
-            viewport = {"width": width, "height": height}
-            contexts[key] = browser.new_context(viewport=viewport, color_scheme=colors)
-            contexts[key].set_default_timeout(PATIENCE_MS)
-        return Tab(contexts[key].new_page(), house)
-
-    yield open_one
-    for context in contexts.values():
-        context.close()
 
 
 def test_an_answer_streams_and_then_stays_with_its_figures(open_tab: Callable[..., Tab]) -> None:
@@ -238,9 +195,9 @@ def test_a_message_sent_while_the_model_loads_waits_and_says_so(open_tab: Callab
     )
     tab = open_tab()
     expect(tab.page.get_by_role("progressbar", name="Loading the model")).to_be_visible()
-    expect(tab.page.locator(".fs-stage")).to_have_text("reading weights 42 %")
+    expect(tab.page.locator(".fs-stage")).to_have_text("reading weights · 42 %")
     tab.send("say: Here I am")
-    expect(tab.answers.last).to_contain_text("as soon as smollm2-135m-instruct is loaded: reading weights (42 %)")
+    expect(tab.answers.last).to_contain_text("as soon as smollm2-135m-instruct is loaded: reading weights · 42 %")
     tab.shoot("loading")
     house.status = READY
     house.service.is_ready = True
@@ -259,8 +216,9 @@ def test_an_answer_that_waits_for_another_model_than_the_one_in_hand_says_so(
     first, second = tab.page.locator(".fs-column").nth(0), tab.page.locator(".fs-column").nth(1)
     expect(first).to_contain_text("Reading your message")
     expect(second).to_contain_text("Waiting for a model")
-    house.in_memory = [{"model": "other-model", "state": "loading", "stage": "reading weights", "fraction": 0.25}]
-    expect(second).to_contain_text("as soon as other-model is loaded: reading weights (25 %)")
+    loading = {"model": "other-model", "state": "loading", "stage": "reading weights", "fraction": 0.25}
+    house.in_memory = [loading | {"seconds_left": None}]
+    expect(second).to_contain_text("as soon as other-model is loaded: reading weights · 25 %")
     house.service.is_ready = True
     expect(tab.finished).to_have_count(2)
     assert tab.complaints == []
@@ -269,7 +227,7 @@ def test_an_answer_that_waits_for_another_model_than_the_one_in_hand_says_so(
 def test_a_chosen_model_is_loaded_with_its_progress(open_tab: Callable[..., Tab], house: House) -> None:
     tab = open_tab()
     tab.page.get_by_label("Model", exact=True).select_option("other-model")
-    expect(tab.page.locator(".fs-stage")).to_have_text("reading weights 50 %")
+    expect(tab.page.locator(".fs-stage")).to_have_text("reading weights · 50 %")
     house.status = ModelStatus(model_id="other-model", state="ready", max_model_len=8192)
     expect(tab.page.locator("#fs-status")).to_have_attribute("data-state", "ready")
     expect(tab.page.get_by_label("Model", exact=True)).to_have_value("other-model")

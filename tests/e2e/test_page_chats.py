@@ -1,7 +1,5 @@
 """The list of chats, their settings and files, as a person uses them: a real Chromium against the real page."""
 
-# ruff: noqa: F401, F811 (fixtures of the page)
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ import pytest
 
 from app.history.history import History
 from tests.e2e.tabs import CHROMIUM, House, Tab, wait_until
-from tests.e2e.test_page import browser, open_tab
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect

@@ -5,9 +5,7 @@ together, over a hub of our own and scripted engines. Screenshots go to tests/ar
 import asyncio
 import logging
 import re
-import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,41 +27,22 @@ from app.page_rooms import Behind, build_page
 from app.settings import load
 from app.ui.lately import Lately
 from engine.types import EngineStats, RequestClass, Standing
-from tests.app.models.fake_hub import FakeHub, led_here, running
+from tests.app.models.fake_hub import FakeHub
 from tests.app.models.scripted import Engines
+from tests.app.models.small_hub import TINY, small_hub
 from tests.app.ui.rooms import ADMIN, USER, Known
 from tests.app.ui.scripted import ScriptedService
-from tests.checkpoints import tiny_checkpoint
+from tests.e2e.tabs import ARTIFACTS, CHROMIUM, wait_until
 from tests.fakes import memory_report
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
 
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-_ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 _AXE = Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js"
-_PATIENCE_MS = 60_000
 _BATCH = Standing(request_class=RequestClass.BATCH)
-TINY, HERE = "Org/Tiny-GPTQ", "qwen3-8b-awq"
-AWQ = {"architectures": ["Qwen3ForCausalLM"], "quantization_config": {"quant_method": "awq"}}
-CARDS: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen3-8B-AWQ": {
-        "tags": ["safetensors", "awq", "license:apache-2.0"],
-        "downloads": 9000,
-        "config": AWQ,
-        "safetensors": {"parameters": {"I32": 868_000_000, "F16": 1_300_000_000}, "total": 2_168_000_000},
-    },
-    "big/Qwen3-235B-AWQ": {
-        "tags": ["safetensors", "awq", "license:mit"],
-        "downloads": 5,
-        "config": AWQ,
-        "safetensors": {"parameters": {"I32": 30_000_000_000}, "total": 30_000_000_000},
-        "gated": "auto",
-    },
-}
+HERE = "qwen3-8b-awq"
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on this machine")]
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 
 
 class Service(ScriptedService):
@@ -128,34 +107,9 @@ class House:
         self._thread.join(timeout=30)
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = _PATIENCE_MS / 1000) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.02)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    expect.set_options(timeout=_PATIENCE_MS)
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=_FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_checkpoint(folder, "llama", "gptq")
-    return {path.name: path.read_bytes() for path in folder.iterdir()} | {"tokenizer.json": b"{}"}
-
-
 @pytest.fixture(scope="module")
 def hub(tiny_files: dict[str, bytes]) -> Iterator[FakeHub]:
-    hub = FakeHub(files={TINY: tiny_files}, commits={TINY: "a" * 40}, cards=CARDS)
-    with running(hub), pytest.MonkeyPatch.context() as patch:
-        led_here(hub, patch)
+    with pytest.MonkeyPatch.context() as patch, small_hub({TINY: tiny_files}, patch) as hub:
         yield hub
 
 
@@ -189,8 +143,8 @@ class Tab:
         self.room.get_by_role("heading").first.wait_for()
 
     def shoot(self, name: str) -> None:
-        _ARTIFACTS.mkdir(exist_ok=True)
-        self.page.screenshot(path=_ARTIFACTS / f"{name}.png")
+        ARTIFACTS.mkdir(exist_ok=True)
+        self.page.screenshot(path=ARTIFACTS / f"{name}.png")
 
     def row(self, model: str) -> Any:
         return self.room.locator("li.fr-row").filter(has=self.page.get_by_text(model, exact=True))
@@ -358,6 +312,38 @@ def test_theme_and_language_are_kept_by_the_browser(tab: Callable[..., Tab]) -> 
     settings.page.emulate_media(color_scheme="dark")
     expect(settings.page.locator("body.dark")).to_have_count(1)
     assert settings.page.evaluate("document.documentElement.lang") == "zh"
+
+
+def test_theme_and_language_chosen_in_one_tab_reach_the_others(tab: Callable[..., Tab]) -> None:
+    settings = tab("settings", color_scheme="light")
+    other = settings.context.new_page()
+    other.goto(settings.page.url)
+    theme = other.get_by_label("Theme", exact=True)
+    expect(theme).to_have_value("system")
+    settings.room.get_by_label("Theme", exact=True).select_option("dark")
+    expect(other.locator("body.dark")).to_have_count(1)
+    expect(theme).to_have_value("dark")
+    settings.room.get_by_label("Language", exact=True).select_option("zh")
+    expect(other.get_by_role("heading", name="设置", exact=True)).to_be_visible()
+
+
+def test_every_sentence_of_the_server_is_found_in_the_pages_language(tab: Callable[..., Tab]) -> None:
+    """With a word for each value, no sentence is taken for another one."""
+    one = tab("settings", locale="zh-CN")
+    wrong = one.page.evaluate("""async () => {
+        const { localized } = await import("/ui/static/core.js");
+        const tables = await Promise.all(["settings", "chat", "models", "engine"].map((name) => (
+            import(`/ui/static/words/server_zh_${name}.js`))));
+        const filled = (words, values) => words.replace(/\\{(\\d+)\\}/g, (_, at) => values[at]);
+        return tables.flatMap((table) => Object.entries(table.default)).filter(([english, words]) => {
+            if (english.includes("{}{}")) return false; // which of the two a word belongs to cannot be seen
+            let at = 0;
+            const values = [];
+            const text = english.replaceAll("{}", () => { values.push(`x${at}`); at += 1; return `x${at - 1}`; });
+            return localized(text) !== filled(words, values).trim();
+        });
+    }""")
+    assert wrong == []
 
 
 @pytest.mark.slow

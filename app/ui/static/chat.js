@@ -10,6 +10,7 @@ import { Conversation } from "./conversation.js";
 import { drawMeter, figuresLine } from "./figures.js";
 import { watchKeys } from "./keys.js";
 import { button } from "./messages.js";
+import { progressWords } from "./model_choice.js";
 
 class Chat {
   #id = null; // of the open chat; null before its first message
@@ -271,8 +272,7 @@ class Chat {
     const status = this.#statusFor(node.meta.model_id);
     if (!status || status.state === "ready") return t("chat.reading");
     if (status.state !== "loading") return t("chat.waiting");
-    const share = status.fraction === null ? "" : ` (${Math.round(status.fraction * 100)} %)`;
-    return t("chat.waiting_load", { model: status.model_id, stage: `${status.stage || t("frame.status.loading")}${share}` });
+    return t("chat.waiting_load", { model: status.model_id, stage: progressWords(status) });
   }
 
   /** Of the model that an answer asks for by name, or of the one in hand. */

@@ -4,6 +4,7 @@ import en from "./words/en.js";
 import enRooms from "./words/en_rooms.js";
 import zh from "./words/zh.js";
 import zhRooms from "./words/zh_rooms.js";
+import { translator } from "./server_words.js";
 
 // -- words
 
@@ -20,6 +21,17 @@ export function language() {
 export function t(key, values = {}) {
   const words = LANGUAGES[language()][key] ?? key;
   return words.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+}
+
+const TABLES = { zh: ["settings", "chat", "models", "engine"] }; // files of the server's own words; it speaks English
+
+/** Words of the server in the page's language: a refusal, a stage, a note. Names in them stay. */
+export const localized = await translatorOf(language());
+
+async function translatorOf(chosen) {
+  const files = (TABLES[chosen] ?? []).map((name) => import(`./words/server_${chosen}_${name}.js`));
+  const tables = await Promise.all(files);
+  return translator(Object.assign({}, ...tables.map((table) => table.default)));
 }
 
 /** Fill in the words of markup: data-t is an element's text, data-t-label its label for screen readers. */
@@ -43,6 +55,11 @@ export function remember(name, value) {
   try {
     localStorage.setItem(`fireside.${name}`, JSON.stringify(value));
   } catch { /* storage is full or forbidden: the choice lasts as long as this tab */ }
+}
+
+/** handler() is called when another tab of this browser has chosen anew. */
+export function onRemembered(name, handler) {
+  window.addEventListener("storage", (event) => { if (event.key === `fireside.${name}`) handler(); });
 }
 
 // -- DOM
@@ -103,7 +120,7 @@ export async function ask(path, { method, body, signal } = {}) {
 
 function refusal(status, told) {
   const error = told?.error ?? {};
-  const words = [error.message, error.hint].filter(Boolean).join(" ");
+  const words = [error.message, error.hint].filter(Boolean).map(localized).join(" ");
   return new Refused(words || t("frame.refused", { status }), status, error.code ?? null);
 }
 

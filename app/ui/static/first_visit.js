@@ -1,6 +1,6 @@
 // For a first visit: the model that this machine is good for, fetched and loaded with one button, while the small one
 // that is here already answers.
-import { ask, el, live, recall, remember, t } from "./core.js";
+import { ask, el, live, localized, recall, remember, t } from "./core.js";
 import { bytes, duration, percent } from "./format.js";
 import { Alert, badge, button, progress } from "./parts.js";
 
@@ -53,8 +53,8 @@ function close(card) {
 function follow(model, state, card) {
   const unwatch = live.watch("models", (event) => {
     const status = event.models?.find((each) => each.model === model.id);
-    if (status?.state === "loading") draw(state, status.fraction, `${t("models.loading", { model: model.id })} · ${status.stage}`);
-    if (status?.state === "failed") draw(state, 0, status.error);
+    if (status?.state === "loading") draw(state, status.fraction, `${t("models.loading", { model: model.id })} · ${localized(status.stage)}`);
+    if (status?.state === "failed") draw(state, 0, localized(status.error));
     if (status?.state !== "ready") return;
     unwatch();
     close(card);
@@ -71,7 +71,7 @@ async function look(model, state) {
     t(`models.state.${download.state}`),
     size ? percent(done / size) : "",
     left ? t("models.left", { time: duration(left) }) : "",
-    error ? [error.message, error.hint].filter(Boolean).join(" ") : "",
+    error ? localized([error.message, error.hint].filter(Boolean).join(" ")) : "",
   ];
   draw(state, size ? done / size : null, told.filter(Boolean).join(" · "));
   if (UNDER_WAY.includes(download.state)) setTimeout(() => look(model, state).catch((e) => draw(state, null, e.message)), LOOK_EVERY_MS);

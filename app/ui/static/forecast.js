@@ -1,5 +1,5 @@
 // How a model fits: a bar of what it takes of the memory, now and on an empty card, with what would make it fit.
-import { ask, el, t } from "./core.js";
+import { ask, el, localized, t } from "./core.js";
 import { bytes, number } from "./format.js";
 import { badge, stackedBar } from "./parts.js";
 
@@ -7,7 +7,7 @@ const KINDS = { fits: "good", tight: "fair", "too large": "bad" };
 
 /** The word on whether a model fits; `why` as its title. */
 export function fitBadge(word, why = "") {
-  return badge(t(`fit.${word.replace(" ", "_")}`), KINDS[word] ?? "", why || null);
+  return badge(t(`fit.${word.replace(" ", "_")}`), KINDS[word] ?? "", localized(why) || null);
 }
 
 /** Fills `root` with the forecast of a model, read from headers: from the disk, or over the hub. */
@@ -36,13 +36,13 @@ function facts(report) {
 }
 
 function onMachine(fit) {
-  const title = el("h4", {}, `${fit.machine} `, fitBadge(fit.verdict));
+  const title = el("h4", {}, `${localized(fit.machine)} `, fitBadge(fit.verdict));
   const known = fit.max_context
     ? t("fit.room", { context: number(fit.max_context), chats: number(fit.chats), dtype: fit.kv_dtype })
     : "";
   return el("section", { class: "fr-forecast" },
     title,
-    stackedBar(parts(fit), `${fit.machine}: ${t(`fit.${fit.verdict.replace(" ", "_")}`)}`),
+    stackedBar(parts(fit), `${localized(fit.machine)}: ${t(`fit.${fit.verdict.replace(" ", "_")}`)}`),
     known ? el("p", { text: known }) : null,
     lines(fit.notes),
     fit.advice.length ? el("p", { text: t("fit.advice") }) : null,
@@ -64,5 +64,5 @@ function parts(fit) {
 }
 
 function lines(texts) {
-  return texts.length ? el("ul", { class: "fr-notes" }, ...texts.map((text) => el("li", { text }))) : null;
+  return texts.length ? el("ul", { class: "fr-notes" }, ...texts.map((text) => el("li", { text: localized(text) }))) : null;
 }

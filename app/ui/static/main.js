@@ -2,7 +2,7 @@
 //
 // A room is a module with start(root), called once before it is first shown. It may export opened(rest), called each
 // time it is shown with what follows its name in the address ("#/chat/7" -> "7"), and closed().
-import { el, t, translate } from "./core.js";
+import { el, onRemembered, t, translate } from "./core.js";
 import { start as startModelChoice } from "./model_choice.js";
 import { applyTheme } from "./theme.js";
 
@@ -62,6 +62,7 @@ async function open(name) {
 }
 
 applyTheme();
+onRemembered("language", () => location.reload());
 drawFrame();
 startModelChoice(document.getElementById("fs-status"));
 window.addEventListener("hashchange", show);

@@ -1,5 +1,5 @@
 // One message of the conversation as it is drawn: the user's, or an answer with its thinking, text, figures and actions.
-import { ask, el, setText, t } from "./core.js";
+import { ask, el, localized, setText, t } from "./core.js";
 import { drawFigures } from "./figures.js";
 import { copy, GrowingText } from "./markdown.js";
 import { drawProbabilities } from "./probabilities.js";
@@ -141,7 +141,7 @@ function canGoOn(node) {
 /** A word on why an answer ended where it did, if it did not end by itself. */
 function ending(node) {
   if (node.state === "writing") return "";
-  const words = node.meta.error || {
+  const words = localized(node.meta.error ?? "") || {
     stopped: t("chat.stopped"),
     cut: t("chat.cut"),
   }[node.state] || (node.meta.finish_reason === "length" ? t("chat.length") : "");

@@ -1,7 +1,15 @@
 // The model in hand, in the header: how it is, and a choice of those that lie here. Choosing one has it loaded.
-import { ask, el, live, Refused, setText, t } from "./core.js";
+import { ask, el, live, localized, Refused, setText, t } from "./core.js";
+import { duration, percent } from "./format.js";
 
-const GONE = { state: "gone", model_id: "", stage: "", fraction: null, error: "" };
+const GONE = { state: "gone", model_id: "", stage: "", fraction: null, seconds_left: null, error: "" };
+
+/** What a load does now, how much of it is done, how long it may still take. */
+export function progressWords({ stage, fraction, seconds_left: left }) {
+  const share = fraction === null ? "" : percent(fraction);
+  const time = left === null ? "" : t("models.left", { time: duration(left) });
+  return [localized(stage) || t("frame.status.loading"), share, time].filter(Boolean).join(" · ");
+}
 
 class ModelChoice {
   #root; #select; #told; #status = null; #known = [];
@@ -37,10 +45,9 @@ class ModelChoice {
 
   #draw(status) {
     this.#status = status;
-    const percent = status.fraction === null ? "" : ` ${Math.round(status.fraction * 100)} %`;
     const stage = {
-      loading: `${status.stage || t("frame.status.loading")}${percent}`,
-      failed: status.error || t("frame.status.failed"),
+      loading: progressWords(status),
+      failed: localized(status.error) || t("frame.status.failed"),
     }[status.state] ?? t(`frame.status.${status.state}`);
     this.#root.dataset.state = status.state;
     this.#root.title = stage;

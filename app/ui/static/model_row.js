@@ -1,7 +1,8 @@
 // One model of the list: what it is, how it is, what can be done with it; opened, its forecast and its defaults.
-import { ask, el, setText, t } from "./core.js";
+import { ask, el, localized, setText, t } from "./core.js";
 import { drawForecast, fitBadge } from "./forecast.js";
-import { bytes, duration, number, percent } from "./format.js";
+import { bytes, duration, number } from "./format.js";
+import { progressWords } from "./model_choice.js";
 import { defaultsForm } from "./model_forms.js";
 import { Alert, badge, button, progress } from "./parts.js";
 
@@ -115,7 +116,7 @@ export class ModelRow {
     this.element.dataset.stage = stage;
     if (stage === "loaded") this.state.replaceChildren(this.#line(this.isInHand ? "models.in_hand" : "models.loaded"));
     else if (stage === "loading") this.state.replaceChildren(...this.#loading());
-    else if (this.status?.state === "failed") this.state.replaceChildren(el("p", { class: "fr-said", data: { kind: "error" }, text: this.status.error }));
+    else if (this.status?.state === "failed") this.state.replaceChildren(el("p", { class: "fr-said", data: { kind: "error" }, text: localized(this.status.error) }));
     else if (UNDER_WAY.includes(stage) || stage === "paused" || stage === "failed") this.state.replaceChildren(...this.#coming(stage));
     else this.state.replaceChildren(...stage ? [this.#line(`models.state.${stage}`)] : []);
     this.#drawFiles();
@@ -127,12 +128,9 @@ export class ModelRow {
   }
 
   #loading() {
-    const { stage, fraction, seconds_left } = this.status;
-    const left = seconds_left === null ? "" : t("models.left", { time: duration(seconds_left) });
-    const share = fraction === null ? "" : percent(fraction);
     return [
-      progress(fraction, t("models.loading", { model: this.model.id })),
-      el("p", { class: "fr-quiet", text: [stage, share, left].filter(Boolean).join(" · ") }),
+      progress(this.status.fraction, t("models.loading", { model: this.model.id })),
+      el("p", { class: "fr-quiet", text: progressWords(this.status) }),
     ];
   }
 
@@ -147,7 +145,7 @@ export class ModelRow {
     return [
       progress(size_bytes ? done_bytes / size_bytes : stage === "queued" ? null : 0, t("models.downloading", { model: this.model.id })),
       el("p", { class: "fr-quiet", text: told.filter(Boolean).join(" · ") }),
-      error ? el("p", { class: "fr-said", data: { kind: "error" }, text: [error.message, error.hint].filter(Boolean).join(" ") }) : null,
+      error ? el("p", { class: "fr-said", data: { kind: "error" }, text: localized([error.message, error.hint].filter(Boolean).join(" ")) }) : null,
     ].filter(Boolean);
   }
 

@@ -1,5 +1,5 @@
 // The room "monitor": what the machine and the engine do now, told once a second while the room is shown.
-import { ask, el, live, setText, t } from "./core.js";
+import { ask, el, live, localized, setText, t } from "./core.js";
 import { bytes, clock, milliseconds, number, percent } from "./format.js";
 import { Alert, button, field, freshId, stackedBar } from "./parts.js";
 import { histogram, line, quantile } from "./plots.js";
@@ -16,8 +16,8 @@ const room = {
 export function start(root) {
   root.classList.add("fr-room");
   root.append(el("h2", { text: t("frame.monitor") }), el("div", { class: "fr-grid" },
-    card("device"), card("speed"), card("pool"), card("requests"), card("ttft"), card("inter_token"), giveBackCard(),
-  ), wide("faults"), wide("log"));
+    card("device"), card("speed"), card("pool"), card("ttft"), card("inter_token"), giveBackCard(),
+  ), card("requests"), card("faults"), card("log"));
 }
 
 export function opened() {
@@ -36,10 +36,6 @@ function card(name) {
   const id = freshId("card");
   room.cards[name] = el("div", {}, el("p", { class: "fr-quiet", text: t("monitor.waiting") }));
   return el("section", { class: "fr-card", "aria-labelledby": id }, el("h3", { id, text: t(`monitor.${name}`) }), room.cards[name]);
-}
-
-function wide(name) {
-  return card(name);
 }
 
 // -- once a second
@@ -88,7 +84,7 @@ function drawDevice({ machine, in_hand: inHand }) {
     stackedBar(parts, t("monitor.device")),
     el("p", { class: "fr-big", text: told.filter(Boolean).join(" · ") }),
     line(t("monitor.busy_plot"), room.busy, KEPT, 1),
-    memory.held.length ? el("ul", { class: "fr-notes" }, ...memory.held.map(([who, size]) => el("li", { text: `${who}: ${bytes(size)}` }))) : null,
+    memory.held.length ? el("ul", { class: "fr-notes" }, ...memory.held.map(([who, size]) => el("li", { text: `${localized(who)}: ${bytes(size)}` }))) : null,
   );
 }
 
@@ -133,8 +129,9 @@ function legend(part, text) {
 
 function drawRequests({ engine, requests }) {
   const counts = t("monitor.counts", { running: engine?.num_requests_running ?? 0, waiting: engine?.num_requests_waiting ?? 0 });
-  const head = ["class", "stage", "prompt", "answer", "time"].map((name) => el("th", { scope: "col", text: t(`requests.${name}`) }));
-  const rows = requests.map((request) => el("tr", { title: `${request.id} · ${request.model}` },
+  const head = ["model", "class", "stage", "prompt", "answer", "time"].map((name) => el("th", { scope: "col", text: t(`requests.${name}`) }));
+  const rows = requests.map((request) => el("tr", { title: request.id },
+    el("td", { text: request.model }),
     el("td", { text: t(`requests.${request.class}`) }),
     el("td", { text: t(`requests.${request.stage}`) }),
     el("td", { text: promptWords(request) }),
@@ -142,7 +139,7 @@ function drawRequests({ engine, requests }) {
     el("td", { text: milliseconds(request.seconds) })));
   fill("requests",
     el("p", { text: counts }),
-    rows.length ? el("div", { class: "fr-scroll", tabindex: "0" }, el("table", { class: "fr-table" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))) : null,
+    rows.length ? el("div", { class: "fr-scroll", role: "group", tabindex: "0", "aria-label": t("monitor.requests") }, el("table", { class: "fr-table" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))) : null,
   );
 }
 
@@ -212,8 +209,8 @@ async function readLately() {
 
 function drawFaults(faults) {
   if (!faults.length) return fill("faults", el("p", { class: "fr-quiet", text: t("monitor.no_faults") }));
-  fill("faults", el("table", { class: "fr-table" }, el("tbody", {}, ...faults.reverse().map(({ time, what, text }) => (
-    el("tr", {}, el("td", { text: clock(time) }), el("td", { text: what }), el("td", { text }))
+  fill("faults", el("table", { class: "fr-table" }, el("tbody", {}, ...faults.reverse().map(({ time, what, model, text }) => (
+    el("tr", {}, el("td", { text: clock(time) }), el("td", { text: what }), el("td", { text: [model, localized(text)].filter(Boolean).join(": ") }))
   )))));
 }
 

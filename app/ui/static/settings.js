@@ -1,5 +1,5 @@
 // The room "settings": how the page looks, how others connect, the keys, and every setting with where it comes from.
-import { ask, el, language, remember, t } from "./core.js";
+import { ask, el, language, localized, onRemembered, remember, t } from "./core.js";
 import { connectCard } from "./connect.js";
 import { keysCard } from "./api_keys.js";
 import { Alert, badge, button, field, freshId, select } from "./parts.js";
@@ -48,6 +48,7 @@ function section(key, ...children) {
 function look() {
   const themes = select(THEMES.map((each) => [each, t(`theme.${each}`)]), theme());
   themes.addEventListener("change", () => chooseTheme(themes.value));
+  onRemembered("theme", () => { themes.value = theme(); });
   const languages = select(LANGUAGES, language());
   languages.addEventListener("change", () => {
     remember("language", languages.value);
@@ -73,15 +74,15 @@ function applyFilter() {
 
 function settingRow(row, isOpen) {
   const facts = [
-    t("settings.default", { value: row.default }),
-    t("settings.from", { source: row.source }),
+    t("settings.default", { value: localized(row.default) }),
+    t("settings.from", { source: localized(row.source) }),
     `${row.flag} · ${row.env}`,
   ];
   return el("li", { class: "fr-row", data: { setting: row.name } },
     el("div", { class: "fr-row-head" },
       el("div", { class: "fr-row-name" }, el("strong", { text: row.name }), el("code", { class: "fr-value", text: shown(row.value, row) }), ...marks(row)),
       el("small", { text: t(`settings.applies.${row.applies}`) })),
-    el("p", { text: row.help }),
+    el("p", { text: localized(row.help) }),
     el("p", { class: "fr-quiet", text: facts.join(" · ") }),
     row.is_fixed ? el("p", { class: "fr-quiet", text: fixedWords(row) }) : editor(row, isOpen));
 }
@@ -100,7 +101,7 @@ function shown(value, row) {
 }
 
 function fixedWords(row) {
-  if (row.source.startsWith("flag") || row.source.startsWith("environment")) return t("settings.fixed", { source: row.source });
+  if (row.source.startsWith("flag") || row.source.startsWith("environment")) return t("settings.fixed", { source: localized(row.source) });
   return t(row.name === "home" ? "settings.fixed_home" : "settings.fixed_secret");
 }
 
@@ -114,7 +115,7 @@ function editor(row, isOpen) {
   const isDefault = row.source === "default" && !row.is_pending;
   return el("details", { open: isOpen }, el("summary", { text: t("settings.change") }),
     el("div", { class: "fr-form" },
-      field(row.name, input, t("settings.allowed", { allowed: row.allowed })),
+      field(row.name, input, t("settings.allowed", { allowed: localized(row.allowed) })),
       el("div", { class: "fr-actions" },
         button(t("settings.keep"), () => keep(valueOf(row, input)), { alert, kind: "primary", disabled: !room.isAdmin }),
         button(t("settings.back"), () => keep(null), { alert, disabled: !room.isAdmin || isDefault })),

@@ -1,5 +1,5 @@
 // Light, dark, or as the system has it. Gradio's stylesheet follows the class "dark" of the body.
-import { language, recall, remember } from "./core.js";
+import { language, onRemembered, recall, remember } from "./core.js";
 
 export const THEMES = ["system", "light", "dark"];
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
@@ -26,7 +26,7 @@ function draw() {
 export function applyTheme() {
   draw();
   systemIsDark.addEventListener("change", draw);
-  addEventListener("storage", draw); // another tab has chosen
+  onRemembered("theme", draw);
   // Gradio knows the system's theme and its own language alone, and says so when it is there at last: ours stand.
   const observer = new MutationObserver(draw);
   observer.observe(document.body, { attributes: true, attributeFilter: ["class"] });

@@ -21,48 +21,15 @@ from app.models.hub.downloads import Downloads
 from app.models.library import Library
 from app.settings import load
 from tests.app.api.answers import error_of
-from tests.app.models.fake_hub import FakeHub, led_here, running
+from tests.app.models.fake_hub import FakeHub
 from tests.app.models.hub.test_download import REPO, model_files
-from tests.checkpoints import tiny_checkpoint
+from tests.app.models.small_hub import TINY, small_hub
 from tests.fakes import FakeEngine, FakeModel, FakeShelf, FakeSource, Script, byte_model_folder, model_info
-
-TINY = "Org/Tiny-GPTQ"
-AWQ = {"architectures": ["Qwen3ForCausalLM"], "quantization_config": {"quant_method": "awq"}}
-CARDS: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen3-8B-AWQ": {
-        "tags": ["safetensors", "awq", "license:apache-2.0"],
-        "downloads": 9000,
-        "config": AWQ,
-        "safetensors": {"parameters": {"I32": 868_000_000, "F16": 1_300_000_000}, "total": 2_168_000_000},
-    },
-    "big/Qwen3-235B-AWQ": {
-        "tags": ["safetensors", "awq", "license:mit"],
-        "downloads": 5,
-        "config": AWQ,
-        "safetensors": {"parameters": {"I32": 30_000_000_000}, "total": 30_000_000_000},
-        "gated": "auto",
-    },
-    "x/Qwen3-nf4": {
-        "tags": ["safetensors"],
-        "config": {"architectures": ["Qwen3ForCausalLM"], "quantization_config": {"quant_method": "bitsandbytes"}},
-    },
-    "x/Qwen3-silent-AWQ": {"tags": ["safetensors", "awq"], "config": AWQ},
-    "x/Qwen3.5-AWQ": {"tags": ["safetensors", "awq"], "config": AWQ | {"architectures": ["Qwen35ForCausalLM"]}},
-}
-
-
-@pytest.fixture(scope="module")
-def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_checkpoint(folder, "llama", "gptq")
-    return {path.name: path.read_bytes() for path in folder.iterdir()} | {"tokenizer.json": b"{}"}
 
 
 @pytest.fixture
 def hub(tiny_files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    hub = FakeHub(files={TINY: tiny_files, REPO: model_files()}, commits={TINY: "a" * 40, REPO: "b" * 40}, cards=CARDS)
-    with running(hub):
-        led_here(hub, monkeypatch)
+    with small_hub({TINY: tiny_files, REPO: model_files()}, monkeypatch) as hub:
         yield hub
 
 

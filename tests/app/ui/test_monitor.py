@@ -108,9 +108,9 @@ async def test_failed_answers_and_warnings_are_kept_and_good_ones_pass(lately: L
     logging.getLogger("fireside.test_monitor").warning("The disk is %s", "full")
     logging.getLogger("fireside.test_monitor").info("as always")
     assert beside.ends == [good, bad]
-    assert [(fault.what, fault.text) for fault in lately.faults] == [
-        ("engine_died", "one: It died. Again."),
-        ("warning", "The disk is full"),
+    assert [(fault.what, fault.model, fault.text) for fault in lately.faults] == [
+        ("engine_died", "one", "It died. Again."),
+        ("warning", "", "The disk is full"),
     ]
     assert [line.rpartition(": ")[2] for line in lately.lines] == ["The disk is full", "as always"]
 

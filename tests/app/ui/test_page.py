@@ -66,6 +66,7 @@ def test_the_status_route_gives_the_snapshot(client: TestClient) -> None:
         "state": "loading",
         "stage": "a",
         "fraction": 0.5,
+        "seconds_left": None,
         "error": "",
         "max_model_len": None,
     }

@@ -146,6 +146,7 @@ export default {
   "monitor.given": "The KV cache is {size} now: room for {tokens} tokens.",
   "monitor.no_faults": "None since Fireside was started.",
   "monitor.engine_log": "engine of {model}",
+  "requests.model": "Model",
   "requests.class": "Class",
   "requests.stage": "State",
   "requests.prompt": "Prompt",

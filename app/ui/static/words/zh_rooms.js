@@ -146,6 +146,7 @@ export default {
   "monitor.given": "KV 缓存现为 {size}：可容纳 {tokens} 个词元。",
   "monitor.no_faults": "自 Fireside 启动以来没有错误。",
   "monitor.engine_log": "{model} 的引擎",
+  "requests.model": "模型",
   "requests.class": "类别",
   "requests.stage": "状态",
   "requests.prompt": "提示",
