@@ -336,7 +336,8 @@ def test_every_sentence_of_the_server_is_found_in_the_pages_language(tab: Callab
             import(`/ui/static/words/server_zh_${name}.js`))));
         const filled = (words, values) => words.replace(/\\{(\\d+)\\}/g, (_, at) => values[at]);
         return tables.flatMap((table) => Object.entries(table.default)).filter(([english, words]) => {
-            if (english.includes("{}{}")) return false; // which of the two a word belongs to cannot be seen
+            const letters = english.replaceAll("{}", "").match(/[a-z]/gi)?.length ?? 0;
+            if (english.includes("{}{}") || letters < 4) return false; // nobody can see what its values are
             let at = 0;
             const values = [];
             const text = english.replaceAll("{}", () => { values.push(`x${at}`); at += 1; return `x${at - 1}`; });
