@@ -121,7 +121,12 @@ export default {
 
   // What can be imported.
   "This file cannot be imported: {}.": "无法导入此文件：{0}。",
-  "Nothing of it was taken. Choose a JSON or Markdown file that Fireside exported.": "没有导入任何内容。请选择由 Fireside 导出的 JSON 或 Markdown 文件。",
+  "Nothing of it was taken. Choose a JSON, Markdown or zip file that Fireside exported.": "没有导入任何内容。请选择由 Fireside 导出的 JSON、Markdown 或 zip 文件。",
+  "it is a zip that cannot be unpacked ({})": "它是无法解压的 zip（{0}）",
+  "it is a zip without any file": "它是没有文件的 zip",
+  "it is a zip, and its {} is neither Markdown nor JSON": "它是 zip，而其中的 {0} 既不是 Markdown 也不是 JSON",
+  "it is a zip, and its {} asks for a password": "它是 zip，而其中的 {0} 要求密码",
+  "it unpacks to {} MB, and at most {} MB are taken": "它解压后有 {0} MB，最多接受 {1} MB",
   "it is no JSON ({})": "它不是 JSON（{0}）",
   "it does not say \"format\": \"{}\"": "其中没有 \"format\": \"{0}\"",
   "it has version {}, and this Fireside reads version {}": "它的版本是 {0}，而此 Fireside 读取版本 {1}",
