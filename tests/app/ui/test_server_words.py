@@ -17,7 +17,13 @@ _WORDS = ROOT / "app" / "ui" / "static" / "words"
 _ENTRY = re.compile(r'^  ("(?:[^"\\]|\\.)*"): ("(?:[^"\\]|\\.)*"),$')
 _ROOMS = ("app/ui", "app/chat", "app/history", "app/models", "engine")
 _API = ("guard", "key_list", "keys", "limits", "library", "loading", "memory", "body", "door", "errors")
-_FILES = ("app/settings.py", "app/errors.py", "app/server.py", *(f"app/api/{name}.py" for name in _API))
+_FILES = (
+    "app/settings.py",
+    "app/settings_table.py",
+    "app/errors.py",
+    "app/server.py",
+    *(f"app/api/{name}.py" for name in _API),
+)
 _SILENT = (  # grammars, SQL, a socket's refusals, a terminal's commands and benches: nobody reads these on the page
     *("app/chat/tools", "app/history/rows.py", "app/history/schema.py", "app/history/search.py", "app/ui/live.py"),
     *("app/models/fetch.py", "app/models/quantize.py", "app/models/quantize_job.py", "app/ui/page.py"),
@@ -113,7 +119,8 @@ def _table(language: str) -> dict[str, str]:
 def test_every_sentence_of_the_server_has_its_words(language: str) -> None:
     table, said = _table(language), _sentences()
     missing = {words: name for words, name in said.items() if words not in table and words not in _NEVER_SHOWN}
-    assert not missing, "\n".join(f"{name}: {words!r}" for words, name in missing.items())
+    told = "\n".join(f"{name}: {words!r}" for words, name in missing.items())
+    assert not missing, f"Give these a line in app/ui/static/words/server_{language}_*.js:\n{told}"
 
 
 @pytest.mark.parametrize("language", ["zh"])

@@ -95,6 +95,7 @@ export default {
   "{} sets `home`, but lies in it. Use --home or FIRESIDE_HOME.": "{0} 设置了 `home`，但它自己就在其中。请使用 --home 或 FIRESIDE_HOME。",
   "{} has `{}`; a key is not kept in plain words. `python -m app.api.keys new NAME` makes one and keeps its hash; or set FIRESIDE_{}.": "{0} 中有 `{1}`；密钥不以明文保存。`python -m app.api.keys new NAME` 会生成密钥并只保存其哈希；或设置 FIRESIDE_{2}。",
   "{} has an unknown key `{}`. {}": "{0} 中有未知的键 `{1}`。{2}",
+  "{} has `{}` twice; only one of them can hold.": "{0} 中有两个 `{1}`；只能有一个生效。",
   "Did you mean `{}`?": "是否想写 `{0}`？",
   "Known keys: {}.": "已知的键：{0}。",
   "The home folder {} cannot be written: {}. Choose another with --home FOLDER.": "主文件夹 {0} 无法写入：{1}。请用 --home FOLDER 另选一个。",
