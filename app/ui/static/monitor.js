@@ -80,7 +80,7 @@ function drawDevice({ machine, in_hand: inHand }) {
     power === null ? "" : `${number(power)} W`,
   ];
   fill("device",
-    el("p", { text: `${memory.name}: ${t("models.of", { done: bytes(used), all: bytes(memory.total) })}` }),
+    el("p", { text: `${localized(memory.name)}: ${t("models.of", { done: bytes(used), all: bytes(memory.total) })}` }),
     stackedBar(parts, t("monitor.device")),
     el("p", { class: "fr-big", text: told.filter(Boolean).join(" · ") }),
     line(t("monitor.busy_plot"), room.busy, KEPT, 1),
@@ -219,7 +219,7 @@ async function drawLog(lines) {
   const engine = await ask("ui/logs?lines=100").catch(() => ({ model: "", lines: [] }));
   const pre = room.cards.log.querySelector("pre") ?? el("pre", { class: "fr-log", role: "group", tabindex: "0", "aria-label": t("monitor.log") });
   const isAtEnd = pre.scrollHeight - pre.scrollTop - pre.clientHeight < 40;
-  const heading = engine.lines.length ? ["", `— ${t("monitor.engine_log", { model: engine.model })} —`] : [];
+  const heading = engine.lines.length ? [`— ${t("monitor.engine_log", { model: engine.model })} —`] : [];
   setText(pre, [...lines, ...heading, ...engine.lines].join("\n"));
   if (!pre.isConnected) fill("log", pre);
   if (isAtEnd) pre.scrollTop = pre.scrollHeight;
