@@ -27,6 +27,7 @@ from app.page_rooms import Behind, build_page
 from app.settings import load
 from app.ui.lately import Lately
 from engine.types import EngineStats, RequestClass, Standing
+from tests.app.models import fake_nvml
 from tests.app.models.fake_hub import FakeHub
 from tests.app.models.scripted import Engines
 from tests.app.models.small_hub import TINY, small_hub
@@ -238,6 +239,19 @@ def test_the_monitor_shows_requests_the_pool_latencies_and_what_went_wrong(
     expect(monitor.room).to_contain_text("engine_died")
     expect(monitor.room.get_by_label("Log", exact=True).last).to_contain_text("A line of the log")
     monitor.shoot("monitor-empty")
+
+
+def test_a_card_shows_its_memory_and_how_much_it_works(
+    tab: Callable[..., Tab], house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml.install(monkeypatch)
+    monitor = tab("monitor", viewport={"width": 1200, "height": 1000})
+    device = monitor.room.get_by_role("region", name="The machine")
+    expect(device).to_contain_text("fast: 2 GB of 4 GB")
+    expect(device).to_contain_text("37 % busy · 64 °C · 215 W")
+    expect(device).to_contain_text(re.compile(r"\(pid \d+\): 250 MB"))
+    expect(device.get_by_role("img", name="How busy")).to_be_visible()
+    monitor.shoot("monitor-card")
 
 
 def test_memory_is_given_back_with_a_slider(tab: Callable[..., Tab], house: House) -> None:

@@ -1,40 +1,15 @@
 """Which card is the one that an engine would compute on: the library's order is not CUDA's."""
 
-import os
-from types import SimpleNamespace
-
 import pynvml
 import pytest
 
 from app.models import machine
-
-# By their place on the bus: name, cores, clock in MHz, UUID.
-CARDS = (("slow", 1000, 1500, "GPU-aa11"), ("fast", 9000, 1700, "GPU-bb22"), ("spare", 5000, 1600, "GPU-bb33"))
+from tests.app.models import fake_nvml
 
 
 @pytest.fixture(autouse=True)
 def cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mib(number: int) -> int:
-        return (number + 1) * 2**20
-
-    for name, answer in {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: len(CARDS),
-        "nvmlDeviceGetHandleByIndex": lambda number: number,
-        "nvmlDeviceGetHandleByUUID": lambda uuid: {"MIG-cc": 2}[uuid],
-        "nvmlDeviceGetUUID": lambda number: CARDS[number][3],
-        "nvmlDeviceGetName": lambda number: CARDS[number][0].encode(),
-        "nvmlDeviceGetNumGpuCores": lambda number: CARDS[number][1],
-        "nvmlDeviceGetMaxClockInfo": lambda number, clock: CARDS[number][2],
-        "nvmlDeviceGetMemoryInfo": lambda number: SimpleNamespace(free=mib(number), total=2 * mib(number)),
-        "nvmlDeviceGetCudaComputeCapability": lambda number: (8, number),
-        "nvmlDeviceGetComputeRunningProcesses": lambda number: [SimpleNamespace(pid=os.getpid(), usedGpuMemory=7)],
-        "nvmlDeviceGetGraphicsRunningProcesses": lambda number: [SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)],
-        "nvmlSystemGetDriverVersion": lambda: "580.1",
-    }.items():
-        monkeypatch.setattr(pynvml, name, answer)
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake_nvml.install(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +42,8 @@ def test_where_cuda_counts_by_the_bus_the_first_card_is_the_first_there(monkeypa
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     found = machine.first_card()
     assert found is not None
-    assert (found.memory.name, found.memory.free, found.capability, found.driver) == ("slow", 2**20, (8, 0), "580.1")
-    assert [num_bytes for _, num_bytes in found.memory.held] == [7]
+    assert (found.memory.name, found.memory.free, found.capability, found.driver) == ("slow", 10**9, (8, 0), "580.1")
+    assert [num_bytes for _, num_bytes in found.memory.held] == [250_000_000]
 
 
 def test_without_a_driver_there_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,3 +52,19 @@ def test_without_a_driver_there_is_no_card(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
     assert machine.card() is None
+
+
+def test_a_card_tells_how_much_it_works() -> None:
+    now = machine.machine_now()
+    assert (now.memory.name, now.memory.total, now.memory.free) == ("fast", 4 * 10**9, 2 * 10**9)
+    assert (now.busy, now.temperature_c, now.power_w) == (0.37, 64.0, 215.4)
+
+
+def test_what_a_card_does_not_tell_is_left_out_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: int) -> None:
+        raise pynvml.NVMLError_NotSupported
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", refuse)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", refuse)
+    now = machine.machine_now()
+    assert (now.busy, now.temperature_c, now.power_w) == (None, 64.0, None)
