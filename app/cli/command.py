@@ -1,8 +1,10 @@
 """What a command of the terminal is: its words, its arguments, its work. `main.py` has the table of all."""
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from app.settings import Settings
 
@@ -20,6 +22,15 @@ class Command:
     help: str
     run: Callable[[argparse.Namespace, Settings], int]
     arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+
+
+def json_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def tell(arguments: argparse.Namespace, found: dict[str, Any], words: str) -> None:
+    """What came of a command: `found` with --json, else `words`."""
+    print(json.dumps(found, indent=1) if arguments.json else words)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

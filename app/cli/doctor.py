@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from app.cli.command import Command
+from app.cli.command import Command, json_argument
 from app.errors import AppError
 from app.models.machine import first_card
 from app.models.shelf import ModelShelf
@@ -181,7 +181,7 @@ _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (_versions, _gpu,
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    json_argument(parser)
 
 
 COMMANDS = (Command("doctor", "what this machine has of what Fireside needs, each with a fix", _run, _arguments),)

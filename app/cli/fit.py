@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator
 
-from app.cli.command import Command, table
+from app.cli.command import Command, json_argument, table
 from app.models.fit import Fit, FitReport
 from app.models.library import Library
 from app.settings import Settings
@@ -15,7 +15,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu-gb", type=float, metavar="GB", help="a card sold with so many GB (24: a 3090 or 4090)")
     parser.add_argument("--context", type=int, metavar="TOKENS", help="that a conversation is to hold")
     parser.add_argument("--kv-cache-dtype", metavar="DTYPE", choices=("auto", "fp32", "fp16", "bf16", "int8"))
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    json_argument(parser)
 
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> int:

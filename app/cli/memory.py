@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from app.cli.command import Command
+from app.cli.command import Command, json_argument, tell
 from app.cli.server import running_server, server_arguments
 from app.errors import AppError
 from app.settings import Settings
@@ -18,6 +18,7 @@ def show_passing(line: str) -> None:
 def _load_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a catalogue id, a repository (owner/name) or a folder")
     parser.add_argument("--no-wait", action="store_true", help="begin the load and return")
+    json_argument(parser)
     server_arguments(parser)
 
 
@@ -25,15 +26,17 @@ def _load(arguments: argparse.Namespace, settings: Settings) -> int:
     server = running_server(arguments, settings)
     begun = server.post("/models/load", {"model": arguments.model})["model"]
     if arguments.no_wait:
+        tell(arguments, {"model": begun, "state": "loading"}, f"{begun} is being loaded.")
         return 0
     loaded = server.until_loaded(show_passing, begun)
     show_passing("")
-    print(f"{loaded} is loaded.")
+    tell(arguments, {"model": loaded, "state": "loaded"}, f"{loaded} is loaded.")
     return 0
 
 
 def _unload_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="", help="its id (default: the one in hand)")
+    json_argument(parser)
     server_arguments(parser)
 
 
@@ -44,19 +47,20 @@ def _unload(arguments: argparse.Namespace, settings: Settings) -> int:
         raise AppError(503, "no_model", "No model is loaded.", hint="`python launch.py models load` loads one.")
     model = arguments.model or now["model"]
     server.post("/models/unload", {"model": model})
-    print(f"{model} is unloaded, and its memory is free.")
+    tell(arguments, {"model": model, "state": "unloaded"}, f"{model} is unloaded, and its memory is free.")
     return 0
 
 
 def _logs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="", help="its id (default: the one in hand)")
     parser.add_argument("--lines", default="50", help="how many of the last lines (default: 50)")
+    json_argument(parser)
     server_arguments(parser)
 
 
 def _logs(arguments: argparse.Namespace, settings: Settings) -> int:
     found = running_server(arguments, settings).get("/logs", model=arguments.model, lines=arguments.lines)
-    print("\n".join(found["lines"]))
+    tell(arguments, found, "\n".join(found["lines"]))
     return 0
 
 

@@ -5,7 +5,7 @@ import getpass
 import json
 import sys
 
-from app.cli.command import Command, table
+from app.cli.command import Command, json_argument, table, tell
 from app.cli.progress import Shown
 from app.cli.server import server_arguments, server_if_there
 from app.errors import AppError
@@ -22,10 +22,6 @@ def shelf_of(settings: Settings) -> ModelShelf:
     return ModelShelf(settings.models_folder, aliases=settings.model_alias)
 
 
-def _as_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
 def _named(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a catalogue id, a repository (owner/name) or a folder")
 
@@ -34,7 +30,7 @@ def _named(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    _as_json(parser)
+    json_argument(parser)
     server_arguments(parser)
 
 
@@ -101,7 +97,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--licence", metavar="NAME", help="such as apache-2.0")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="hits (default: 20)")
     parser.add_argument("--gpu-gb", type=float, metavar="GB", help="judge by a card sold with so many GB")
-    _as_json(parser)
+    json_argument(parser)
 
 
 def _search(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -129,6 +125,11 @@ def _row_of_hit(hit: dict[str, object]) -> list[str]:
 # --- pull, verify, rm, token
 
 
+def _pull_arguments(parser: argparse.ArgumentParser) -> None:
+    _named(parser)
+    json_argument(parser)
+
+
 def _pull(arguments: argparse.Namespace, settings: Settings) -> int:
     """Ctrl-C pauses: the same command goes on."""
     shelf = shelf_of(settings)
@@ -136,7 +137,7 @@ def _pull(arguments: argparse.Namespace, settings: Settings) -> int:
     if entry.repo is None:
         with Shown() as shown:
             made = shelf.ensure(entry, shown.stage)
-        print(made)
+        tell(arguments, {"id": entry.id, "folder": str(made)}, str(made))
         return 0
     folder = shelf.folder(entry)
     downloads = Downloads(settings.models_folder)
@@ -151,7 +152,8 @@ def _pull(arguments: argparse.Namespace, settings: Settings) -> int:
         downloads.close()
     if done.error is not None:
         raise AppError(**done.error)
-    print(f"{folder}\n{_checked(done)}")
+    files = {file.name: file.state for file in done.report.files} if done.report else {}
+    tell(arguments, {"id": entry.id, "folder": str(folder), "files": files}, f"{folder}\n{_checked(done)}")
     return 0
 
 
@@ -176,7 +178,7 @@ def _checked(done: Download) -> str:
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     _named(parser)
     parser.add_argument("--repair", action="store_true", help="fetch or make again what is damaged or missing")
-    _as_json(parser)
+    json_argument(parser)
 
 
 def _verify(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -198,18 +200,20 @@ def _verify(arguments: argparse.Namespace, settings: Settings) -> int:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a repository (owner/name) or a folder")
     parser.add_argument("--id", help="the name it is to have here")
+    json_argument(parser)
 
 
 def _add(arguments: argparse.Namespace, settings: Settings) -> int:
     added = shelf_of(settings).add(arguments.model, arguments.id)
-    print(
-        f"{added.id}: {added.format}, {added.context_length:,} tokens of context, in {settings.home / 'models.yaml'}."
-    )
+    found = {"id": added.id, "format": added.format, "context_length": added.context_length}
+    where = f"in {settings.home / 'models.yaml'}"
+    tell(arguments, found, f"{added.id}: {added.format}, {added.context_length:,} tokens of context, {where}.")
     return 0
 
 
 def _rm_arguments(parser: argparse.ArgumentParser) -> None:
     _named(parser)
+    json_argument(parser)
     server_arguments(parser)
 
 
@@ -220,10 +224,10 @@ def _rm(arguments: argparse.Namespace, settings: Settings) -> int:
         hint = f"`python launch.py models unload {entry.id}` first."
         raise AppError(409, "model_loaded", f"{entry.id} is loaded.", hint=hint, param="model")
     freed = shelf.remove(entry)
+    words = f"{freed / 1e9:.2f} GB freed."
     if entry.folder is not None:
-        print(f"{entry.id} is taken out of {settings.home / 'models.yaml'}; {entry.folder} stays as it is.")
-    else:
-        print(f"{freed / 1e9:.2f} GB freed.")
+        words = f"{entry.id} is taken out of {settings.home / 'models.yaml'}; {entry.folder} stays as it is."
+    tell(arguments, {"id": entry.id, "freed_bytes": freed}, words)
     return 0
 
 
@@ -246,7 +250,7 @@ COMMANDS = (
     Command("models list", "the models there are, and how each is", _list, _list_arguments),
     Command("models search", "models of the hub, each with whether it fits", _search, _search_arguments),
     Command("models add", "put a repository or a folder into your own models.yaml", _add, _add_arguments),
-    Command("models pull", "download a model; Ctrl-C pauses, the same command goes on", _pull, _named),
+    Command("models pull", "download a model; Ctrl-C pauses, the same command goes on", _pull, _pull_arguments),
     Command("models verify", "hash every file of a model", _verify, _verify_arguments),
     Command("models rm", "delete a model's files", _rm, _rm_arguments),
     Command("models token", "keep the hub's token for gated models", _token, _token_arguments),

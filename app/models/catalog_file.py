@@ -22,7 +22,7 @@ from app.settings import KV_CACHE_DTYPES
 FORMATS = ("gptq", "awq", "compressed-tensors", "dense")  # what engine.quant reads
 EMBEDDED_IDS = tuple(f"smollm2-135m-instruct{form}" for form in ("", "-dense", "-gptq", "-awq"))
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SAMPLING_RANGES = {"temperature": (0, 100), "top_p": (0.001, 1), "top_k": (0, 1_000_000)}
 
 
@@ -113,7 +113,7 @@ def _entry(entry_id: str, block: _Block, mistakes: list[str], *, is_ours: bool) 
     def report(place: str, text: str) -> None:
         mistakes.append(f"{place}: {entry_id}: {text}")
 
-    if not _ID.fullmatch(entry_id):
+    if not ID.fullmatch(entry_id):
         report(own_place, "an id is made of letters, digits, dots, dashes and underscores")
     values: dict[str, Any] = {}
     for key, (value, place) in block.items():
@@ -259,7 +259,7 @@ def _folder(value: Any) -> Path:
 def _aliases(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError
-    return tuple(_matching(_ID)(alias) for alias in value)
+    return tuple(_matching(ID)(alias) for alias in value)
 
 
 _KEYS: Mapping[str, _Key] = {

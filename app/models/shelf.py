@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import AppError
 from app.models.catalog import Catalog, CatalogEntry
-from app.models.catalog_file import read_catalog
+from app.models.catalog_file import ID, read_catalog
 from app.models.hub.download import is_there
 from app.models.hub.manifest import Verdict, growing_folder, record_file
 from app.models.hub.report import OnReport, unheard
@@ -91,6 +91,9 @@ class ModelShelf:
         keys["format"] = outline.stated.method if outline.stated else "dense"
         keys["context"] = outline.spec.context_length
         own_id = entry_id or id_for(name)
+        if not ID.fullmatch(own_id):
+            what = f"The id is {own_id!r}; it must be made of letters, digits, dots, dashes and underscores."
+            raise AppError(400, "bad_request", what, param="id")
         if any(own_id.casefold() == known.id.casefold() for known in self.entries()):
             raise AppError(409, "already_there", f"The id {own_id} is taken.", hint="Give another: --id.", param="id")
         with self._checked_after():

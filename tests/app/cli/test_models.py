@@ -91,6 +91,23 @@ def test_at_a_terminal_the_whole_and_each_file_on_its_way_are_written_over(
     assert second == "Converting: 50%\n"
 
 
+def test_what_came_of_a_command_is_told_as_json_where_that_is_asked(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*words: str) -> dict[str, object]:
+        assert run(tmp_path, "models", *words, "--json") == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    assert set(dict(told("pull", REPO)["files"]).values()) == {"verified"}  # type: ignore[call-overload]
+    freed = told("rm", REPO)
+    assert freed["id"] == REPO and freed["freed_bytes"] > 3_000_000  # type: ignore[operator]
+    tiny_checkpoint(tmp_path / "mine", "llama")
+    (tmp_path / "mine" / "tokenizer.json").write_text("{}")
+    assert told("add", str(tmp_path / "mine"), "--id", "it")["id"] == "it"
+    assert run(tmp_path, "models", "add", str(tmp_path / "mine"), "--id", "no id") == 1
+    assert "'no id'; it must be made of letters" in capsys.readouterr().err
+
+
 def test_without_a_hash_nothing_is_called_verified(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
