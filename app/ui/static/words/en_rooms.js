@@ -218,7 +218,7 @@ export default {
   "connect.vscode": "Chat: Manage Language Models, Add Models, Custom Endpoint, then in the file that opens.",
   "connect.jetbrains": "Settings, Tools, AI Assistant, Models & API keys.",
   "connect.llama": "In the extension's settings. The model must fill gaps: a coder model.",
-  "connect.webui": "Admin Settings, Connections, OpenAI API.",
+  "connect.webui": "Admin Settings, Connections, OpenAI API. From a container this machine is reached by that name; start Fireside with --host 0.0.0.0 --allowed-host host.docker.internal, and with a key.",
   "connect.ollama": "Programs that speak Ollama take this as its address.",
 
   // The first visit, and what asks the hub.

@@ -218,7 +218,7 @@ export default {
   "connect.vscode": "Chat: Manage Language Models、Add Models、Custom Endpoint，然后写入打开的文件。",
   "connect.jetbrains": "Settings、Tools、AI Assistant、Models & API keys。",
   "connect.llama": "填入扩展的设置。模型须能填空：请用 coder 模型。",
-  "connect.webui": "Admin Settings、Connections、OpenAI API。",
+  "connect.webui": "Admin Settings、Connections、OpenAI API。容器中用此名称访问本机；请以 --host 0.0.0.0 --allowed-host host.docker.internal 并带密钥启动 Fireside。",
   "connect.ollama": "支持 Ollama 的程序把它当作地址。",
 
   // The first visit, and what asks the hub.
