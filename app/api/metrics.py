@@ -60,6 +60,10 @@ class Metrics:
         infinite) and above the one before."""
         return {"ttft": _counts(self._ttft), "inter_token": _counts(self._inter_token)}
 
+    def first_token(self, ttft_s: float) -> None:
+        """It came, while its answer goes on."""
+        self._ttft.observe(ttft_s)
+
     def token(self, gap_s: float) -> None:
         """One more token came, `gap_s` after the one before it in the same answer."""
         self._inter_token.observe(gap_s)
@@ -77,8 +81,6 @@ class Metrics:
         self._e2e.observe(turn.total_s)
         self._prompt_tokens.observe(turn.prompt_tokens)
         self._generation_tokens.observe(turn.completion_tokens)
-        if turn.ttft_s is not None:
-            self._ttft.observe(turn.ttft_s)
         if turn.times is not None:
             self._queue.observe(turn.times.queue_s)
             self._prefill.observe(turn.times.prefill_s)

@@ -83,6 +83,10 @@ class TurnRecord:
 class TurnObserver(Protocol):
     """Who counts turns (the metrics)."""
 
+    def first_token(self, ttft_s: float) -> None:
+        """The first token of an answer came, so long after it was asked for."""
+        ...
+
     def token(self, gap_s: float) -> None:
         """A token came, `gap_s` after the one before it in the same answer."""
         ...
@@ -190,7 +194,11 @@ class ChatService:
     def _count(self, turn: TurnRecord, event: TokenEvent) -> None:
         before, is_first = turn.total_s, turn.ttft_s is None
         turn.token(event)
-        if self._observer is not None and not is_first:
+        if self._observer is None:
+            return
+        if is_first:
+            self._observer.first_token(turn.total_s)
+        else:
             self._observer.token(turn.total_s - before)
 
     @asynccontextmanager

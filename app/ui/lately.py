@@ -50,6 +50,9 @@ class Noting:
         self._lately = lately
         self._beside = beside
 
+    def first_token(self, ttft_s: float) -> None:
+        self._beside.first_token(ttft_s)
+
     def token(self, gap_s: float) -> None:
         self._beside.token(gap_s)
 

@@ -102,6 +102,11 @@ class House:
         self._loop.call_soon_threadsafe(lambda: (work(), has_run.set()))
         assert has_run.wait(10)
 
+    def drop_connections(self) -> None:
+        """As when the server was away for a moment."""
+        state = self._server.server_state
+        self.on_loop(lambda: [connection.transport.close() for connection in [*state.connections]])
+
     def __exit__(self, *_: object) -> None:
         self.library.downloads.close()
         self._server.should_exit = True
@@ -383,11 +388,17 @@ def serious_findings(page: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_screen_readers_and_weak_eyes_find_their_way(tab: Callable[..., Tab], scheme: str) -> None:
-    one = tab("models", color_scheme=scheme)
-    one.row(HERE).get_by_text("Forecast, defaults and files").click()
-    expect(one.row(HERE)).to_contain_text("Largest context")
+@pytest.mark.parametrize(
+    ("scheme", "locale"),
+    [
+        ("light", "en-US"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("dark", "en-US"), ("dark", "zh-CN"))),
+    ],
+)
+def test_screen_readers_and_weak_eyes_find_their_way(tab: Callable[..., Tab], scheme: str, locale: str) -> None:
+    one = tab("models", color_scheme=scheme, locale=locale)
+    one.row(HERE).locator("summary").click()
+    expect(one.row(HERE).get_by_role("img")).to_have_count(1)
     for room in ("models", "monitor", "settings"):
         one.page.goto(f"{one.page.url.partition('#')[0]}#/{room}")
         one.page.locator(f"#fs-room-{room} :is(.fr-row, .fr-log)").first.wait_for()
@@ -408,6 +419,29 @@ def test_a_download_is_paused_and_goes_on_from_the_page(tab: Callable[..., Tab],
     hub.pause_s = 0.0
     row.get_by_role("button", name="Resume").click()
     expect(row).to_contain_text("On this machine")
+    house.library.remove("tiny-gptq")
+
+
+def test_a_download_that_ended_while_the_server_was_away_is_shown(
+    tab: Callable[..., Tab], house: House, hub: FakeHub
+) -> None:
+    hub.pause_s = 2.0
+    models = tab("models")
+    models.room.get_by_label("Repository or folder").fill(TINY)
+    models.room.get_by_role("button", name="Add", exact=True).click()
+    row = models.row("tiny-gptq")
+    row.get_by_role("button", name="Download").click()
+    expect(row.get_by_role("button", name="Pause")).to_be_visible()
+    models.page.route("**/ui/models/downloads", lambda route: route.abort())
+    expect(models.room).to_contain_text("Fireside cannot be reached")
+    hub.pause_s = 0.0
+    wait_until(lambda: all(each.state == "ready" for each in house.library.known_downloads()))
+    models.page.unroute("**/ui/models/downloads")
+    expect(row.get_by_role("button", name="Pause")).to_be_visible()
+    house.drop_connections()
+    expect(row).to_contain_text("On this machine")
+    expect(models.room).not_to_contain_text("Fireside cannot be reached")
+    models.complaints.clear()  # the browser notes what was not reached
     house.library.remove("tiny-gptq")
 
 

@@ -51,7 +51,9 @@ function close(card) {
 
 /** Draws how far it is, until it answers. */
 function follow(model, state, card) {
+  const watchDownload = () => look(model, state).catch((error) => draw(state, null, error.message));
   const unwatch = live.watch("models", (event) => {
+    if (event.kind === "again") watchDownload();
     const status = event.models?.find((each) => each.model === model.id);
     if (status?.state === "loading") draw(state, status.fraction, `${t("models.loading", { model: model.id })} · ${localized(status.stage)}`);
     if (status?.state === "failed") draw(state, 0, localized(status.error));
@@ -59,7 +61,7 @@ function follow(model, state, card) {
     unwatch();
     close(card);
   });
-  look(model, state).catch((error) => draw(state, null, error.message));
+  watchDownload();
 }
 
 async function look(model, state) {

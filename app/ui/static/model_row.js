@@ -151,11 +151,12 @@ export class ModelRow {
 
   #drawFiles() {
     const files = this.details.open ? this.download?.files ?? [] : [];
+    const isStill = !UNDER_WAY.includes(this.download?.state);
     this.files.replaceChildren(...files.length ? [el("table", { class: "fr-table" }, el("tbody", {}, ...files.map((file) => (
       el("tr", {},
         el("th", { scope: "row", text: file.name }),
         el("td", { text: t("models.of", { done: bytes(file.done_bytes), all: bytes(file.size_bytes) }) }),
-        el("td", { text: t(`files.${file.state}`) }))
+        el("td", { text: t(`files.${isStill && file.state === "downloading" ? "waiting" : file.state}`) }))
     ))))] : []);
   }
 

@@ -136,6 +136,10 @@ function isUnderWay(download) {
 }
 
 function heardOfModels(event) {
+  if (event.kind === "again") { // the server was away: what it said of downloads may have stopped in mid-sentence
+    room.alert.clear();
+    refresh();
+  }
   if (event.kind !== "state") return;
   const before = room.statuses;
   room.statuses = new Map(event.models.map((status) => [status.model, status]));

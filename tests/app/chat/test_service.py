@@ -24,7 +24,11 @@ class Turns:
 
     def __init__(self) -> None:
         self.records: list[TurnRecord] = []
+        self.first: list[float] = []
         self.gaps: list[float] = []
+
+    def first_token(self, ttft_s: float) -> None:
+        self.first.append(ttft_s)
 
     def token(self, gap_s: float) -> None:
         self.gaps.append(gap_s)
@@ -421,6 +425,16 @@ async def test_a_turn_can_be_seen_while_it_is_under_way_and_not_after(folder: Pa
     gate.set()
     await answering
     assert house.service.under_way() == []
+
+
+async def test_the_first_token_is_counted_when_it_comes(folder: Path) -> None:
+    house = House(folder, Script(token_ids=ids("Hello"), pause_s=60))
+    deltas = house.service.stream(chat_request())
+    while not text_of([await anext(deltas)]):
+        continue
+    assert len(house.turns.first) == 1 and house.turns.gaps == [] and house.turns.records == []
+    await deltas.aclose()
+    assert [turn.ttft_s for turn in house.turns.records] == house.turns.first
 
 
 async def test_a_turn_whose_caller_left_is_no_longer_under_way(folder: Path) -> None:

@@ -92,6 +92,8 @@ class _Silent:
     def __init__(self) -> None:
         self.ends: list[TurnRecord] = []
 
+    def first_token(self, ttft_s: float) -> None: ...
+
     def token(self, gap_s: float) -> None: ...
 
     def ended(self, turn: TurnRecord) -> None:
