@@ -84,6 +84,7 @@ export default {
 
   // The shelf.
   "{} is in the catalogue as {}.": "{0} 已在目录中，名为 {1}。",
+  "The id is {}; it must be made of letters, digits, dots, dashes and underscores.": "名称是 {0}；只能由字母、数字、点、连字符和下划线组成。",
   "The id {} is taken.": "名称 {0} 已被占用。",
   "Give another: --id.": "请另取一个名称。",
   "{} is not in the catalogue.": "{0} 不在目录中。",
