@@ -1,5 +1,5 @@
 """What is under way while a process imports torch, which takes seconds of one core: the card's context, and the reading
-of what the import will want from a disk that has not been asked for it since the machine's start.
+of files that a start takes whole from a disk that has not been asked for them since the machine's own start.
 """
 
 import ctypes
