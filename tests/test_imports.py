@@ -52,7 +52,7 @@ _FORECAST = (
     *("engine.model.architectures", "engine.model.spec", "engine.quant.stated", "engine.memory"),
     *("engine.weights.modules", "engine.forecast"),
 )
-_BELOW = ("app.errors", "app.settings", "app.background", "app.running")
+_BELOW = ("app.errors", "app.settings", "app.background", "app.running", "app.language")
 
 # Room -> what of ours it may import; a room is a module or a package with all that is in it. The closest row counts.
 MAY_IMPORT = {
@@ -70,6 +70,7 @@ MAY_IMPORT = {
     "app.llm": ("app.llm", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.server": ("app", "engine.client"),
     "app.page_rooms": ("app",),
+    "app.page_slot": ("app.language",),
     "app.bench_front": ("app.api", "app.chat", *_WORDS),
     **{module: TORCH_FREE[:i] for i, module in enumerate(TORCH_FREE)},
     "engine": (*TORCH_FREE[: TORCH_FREE.index("engine.engine")], *_TORCH_HALF),

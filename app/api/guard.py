@@ -85,7 +85,7 @@ class Guard:
         elif not self._keys:
             await error_response(_foreign_page(headers), path)(scope, receive, send)
         elif path == "/" and scope["method"] == "GET":
-            await self._login.form()(scope, receive, send)
+            await self._login.form(headers)(scope, receive, send)
         else:
             await error_response(_no_key(headers), path)(scope, receive, send)
 

@@ -6,7 +6,6 @@ page alone, never the API: a page of another port of this machine would send it 
 
 import hashlib
 import hmac
-import html
 import secrets
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from app.api.keys import ApiKey, Keyring
+from app.language import Language, asked_for
 
 LOGIN_PATH = "/ui/login"
 COOKIE = "fireside_session"
@@ -25,7 +25,7 @@ _LASTS_S = 30 * 24 * 3600
 _MAX_FORM_BYTES = 4096
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
 _FORM = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Fireside</title>
+<html lang="{language}"><head><meta charset="utf-8"><title>Fireside</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
 <style>
 :root {{ color-scheme: light dark; font: 1.1rem/1.5 system-ui, sans-serif }}
@@ -34,10 +34,14 @@ form {{ display: grid; gap: .7rem; width: min(22rem, 80vw) }}
 input, button {{ font: inherit; padding: .5rem .7rem }}
 </style></head>
 <body><main><h1>Fireside</h1><form method="post" action="/ui/login">
-<label for="key">API key</label>
+<label for="key">{key}</label>
 <input id="key" name="key" type="password" required autofocus autocomplete="current-password">
-<button>Open</button><p role="alert">{told}</p></form></main></body></html>
+<button>{enter}</button><p role="alert">{told}</p></form></main></body></html>
 """
+_WORDS: dict[Language, dict[str, str]] = {
+    "en": {"key": "API key", "enter": "Open", "wrong": "This key is not known here."},
+    "zh": {"key": "API 密钥", "enter": "打开", "wrong": "这里不认识此密钥。"},
+}
 
 
 class Login:
@@ -58,18 +62,22 @@ class Login:
             return None
         return self._keys.named(name)
 
-    def form(self, told: str = "") -> Response:
+    def form(self, headers: Headers, *, is_wrong: bool = False) -> Response:
         """401, as nothing is shown yet; a browser draws it all the same. Its referrer policy lets it tell its origin,
         without which the door would not take what it sends.
         """
-        headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
-        return HTMLResponse(_FORM.format(told=html.escape(told)), 401, headers)
+        own = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
+        language = asked_for(headers.get("accept-language", ""))
+        words = _WORDS[language]
+        told = words["wrong"] if is_wrong else ""
+        page = _FORM.format(language=language, key=words["key"], enter=words["enter"], told=told)
+        return HTMLResponse(page, 401, own)
 
     async def enter(self, request: Request) -> Response:
         """Take what the form sends."""
         key = self._keys.find(await _sent_key(request))
         if key is None:
-            return self.form("This key is not known here.")
+            return self.form(request.headers, is_wrong=True)
         reply = RedirectResponse("/", 303)
         self.let_in(reply, key, is_https=request.scope["scheme"] == "https")
         return reply

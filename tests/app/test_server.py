@@ -259,6 +259,8 @@ async def test_the_slot_shows_the_stage_escaped_until_the_page_is_there() -> Non
         assert "a&lt;b&gt;: reading &amp; weighing (40%)" in shown.text
         assert 'http-equiv="refresh"' in shown.text
         assert not re.search(r"(src|href)=\"(?!data:)", shown.text)  # nothing is taken from elsewhere
+        chinese = (await client.get("/", headers={"accept-language": "zh-CN,zh;q=0.9,en;q=0.8"})).text
+        assert '<html lang="zh">' in chinese and "正在加载 a&lt;b&gt;" in chinese and "reading" not in chinese
         part = await client.get("/gradio_api/queue/data")
         assert (part.status_code, part.headers["retry-after"]) == (503, "1")
         assert part.json()["error"]["code"] == "loading"

@@ -14,7 +14,7 @@ from app.api import keys as keys_module
 from app.api.guard import Guard
 from app.api.keys import ApiKey, Keyring, add_key, digest_of, read_key_file
 from app.api.limits import Limits, duration
-from app.api.login import COOKIE, Login
+from app.api.login import COOKIE, LOGIN_PATH, Login
 from app.settings import SettingsError
 from engine.errors import EngineDied
 from tests.app.api.house import USER, House
@@ -212,6 +212,17 @@ async def test_a_cookie_is_worth_nothing_when_it_is_changed_forged_or_over() -> 
     assert Login(KEYS).who(Headers({"cookie": cookie})) is None, "another process has another secret"
     now += 31 * 24 * 3600
     assert login.who(Headers({"cookie": cookie})) is None
+
+
+@pytest.mark.parametrize(
+    ("accepted", "words", "refusal"),
+    [("en-US,zh;q=0.5", "API key", "not known here"), ("zh-CN,en;q=0.5", "API 密钥", "不认识此密钥")],
+)
+async def test_the_login_speaks_the_browsers_language(folder: Path, accepted: str, words: str, refusal: str) -> None:
+    house = House(folder, Script(), keys=KEYS)
+    headers = {"accept-language": accepted, "origin": "http://localhost:8000", "sec-fetch-site": "same-origin"}
+    assert words in (await house.ask("GET", "/", headers=headers)).text
+    assert refusal in (await house.ask("POST", LOGIN_PATH, data={"key": "wrong-key-1"}, headers=headers)).text
 
 
 # Limits
