@@ -273,6 +273,12 @@ async def test_the_slot_shows_the_stage_escaped_until_the_page_is_there() -> Non
         assert "from the page" in (await client.get("/")).text
 
 
+def test_the_server_can_be_started_as_a_module() -> None:
+    command = [sys.executable, "-m", "app.server", "--port", "many"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "--port is 'many'" in done.stderr
+
+
 def test_importing_the_server_loads_neither_torch_nor_gradio() -> None:
     code = "import sys, app.server; sys.exit(bool({'torch', 'gradio', 'fastapi', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -185,6 +185,23 @@ def test_a_model_of_the_list_is_loaded_and_unloaded(tab: Callable[..., Tab]) -> 
     expect(row).to_contain_text("On this machine")
 
 
+def test_a_model_is_loaded_and_unloaded_by_the_keyboard_alone(tab: Callable[..., Tab]) -> None:
+    """Where the button that was pressed makes room for another, that one has the focus."""
+    models = tab("models")
+    row, label = models.row(HERE), "document.activeElement.getAttribute('aria-label')"
+    expect(row).to_contain_text("On this machine")
+    for _ in range(100):
+        models.page.keyboard.press("Tab")
+        if models.page.evaluate(label) == f"Load: {HERE}":
+            break
+    models.page.keyboard.press("Enter")
+    expect(row).to_contain_text("In memory and in use")
+    expect(row.get_by_role("button", name="Unload")).to_be_focused()
+    models.page.keyboard.press("Enter")
+    expect(row).to_contain_text("On this machine")
+    expect(row.get_by_role("button", name="Load: ")).to_be_focused()
+
+
 def test_a_row_that_is_opened_shows_the_forecast_and_keeps_defaults(tab: Callable[..., Tab], house: House) -> None:
     models = tab("models", viewport={"width": 1200, "height": 1400})
     row = models.row(HERE)

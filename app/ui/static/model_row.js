@@ -215,7 +215,7 @@ export class ModelRow {
       ))));
     }, { alert: this.alert });
     const again = button(t("models.forecast_again"), async () => this.#drawForecast(), { alert: this.alert });
-    return el("div", {}, el("div", { class: "fr-actions" }, again, verify, ...this.#deletion()), told);
+    return el("div", { class: "fr-upkeep" }, el("div", { class: "fr-actions" }, again, verify, ...this.#deletion()), told);
   }
 
   /** Asks once more in place, so that nothing is deleted by one slip. */

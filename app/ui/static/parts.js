@@ -9,11 +9,13 @@ export function freshId(stem) {
   return `fs-${stem}-${lastId}`;
 }
 
-/** A button that can be pressed once at a time; what its work refuses is told in `alert`. */
+/** A button that can be pressed once at a time; what its work refuses is told in `alert`. While it works it is not
+ *  disabled, which would take the focus away from who uses the keyboard. */
 export function button(text, work, { alert = null, kind = "", label = null, disabled = false } = {}) {
   const made = el("button", { type: "button", class: `fr-button ${kind}`, text, "aria-label": label, disabled });
   made.addEventListener("click", async () => {
-    made.disabled = true;
+    if (made.ariaBusy) return;
+    made.ariaBusy = "true";
     alert?.clear();
     try {
       await work();
@@ -21,7 +23,7 @@ export function button(text, work, { alert = null, kind = "", label = null, disa
       if (alert === null) throw error;
       alert.say(error.message);
     } finally {
-      made.disabled = false;
+      made.ariaBusy = null;
     }
   });
   return made;
