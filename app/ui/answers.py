@@ -68,6 +68,7 @@ class RunningAnswer:
     text       what is in the history by now, as `reasoning`: the first `num_kept` of all pieces that have come. Only
                they are shown
     progress   of a long prompt
+    num_prompt tokens of the prompt; None until it is accepted
     tokens     with their probabilities, where they were asked
     """
 
@@ -78,6 +79,7 @@ class RunningAnswer:
     pieces: list[Piece] = field(default_factory=list)
     num_kept: int = 0
     progress: Progress | None = None
+    num_prompt: int | None = None
     tokens: list[ScoredToken] = field(default_factory=list)
     state: State = "writing"
     started_at: float = field(default_factory=time.monotonic)
@@ -90,6 +92,8 @@ class RunningAnswer:
         if figures.wait_s is None:
             figures.wait_s = now - self.started_at
         self.progress = delta.progress or self.progress
+        if delta.prompt_token_ids:
+            self.num_prompt = len(delta.prompt_token_ids)
         self.tokens.extend(delta.logprobs)
         figures.num_tokens += len(delta.token_ids)
         figures.finish_reason = delta.finish_reason or figures.finish_reason
@@ -113,8 +117,24 @@ class RunningAnswer:
             figures.thinking_s = now - self.thinking_since
 
     def end(self) -> None:
+        self._measure()
         self.over.set()
         self.news.set()
+
+    def _measure(self) -> None:
+        """An answer that did not come to its own end tells no figures: those that were seen here stand for them."""
+        figures = self.figures
+        if figures.timings is not None or figures.ttft_s is None or self.num_prompt is None:
+            return
+        decode_s = time.monotonic() - self.started_at - figures.ttft_s
+        speed = (figures.num_tokens - 1) / decode_s if figures.num_tokens > 1 else 0.0
+        cached = self.progress.num_cached if self.progress else 0
+        figures.timings = {"decode_s": decode_s, "predicted_per_second": speed}
+        figures.usage = {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": figures.num_tokens,
+            "cached_tokens": cached,
+        }
 
     def whole(self) -> Whole:
         """All that has come, to be written and then to be `kept`."""

@@ -38,6 +38,7 @@ def request_for(
         reasoning_effort=options.get("reasoning_effort"),
         continue_final_message=is_begun,
         reports_progress=True,
+        returns_prompt_ids=True,
     )
 
 

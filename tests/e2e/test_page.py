@@ -98,6 +98,7 @@ def test_stop_ends_the_work_and_keeps_what_was_shown(open_tab: Callable[..., Tab
         stop()
         wait_until(lambda times=times: len(house.service.closed) == times)
         expect(tab.finished.get_by_text("Stopped.")).to_have_count(times)
+        expect(tab.page.locator("#fs-stats")).to_contain_text("of 8,192 tokens")
     tab.send("say: And on it goes")
     expect(tab.finished.last).to_contain_text("And on it goes")
     assert house.service.requests[2].messages[3].content.startswith("n0 n1 n2 n3 ")

@@ -36,7 +36,7 @@ export function drawMeter(element, { usage, max_model_len }) {
   element.dataset.full = used > 0.9 * max_model_len;
 }
 
-/** Where the time of an answer went. */
+/** Where the time of an answer went; of one that was stopped, as far as that is known. */
 export function drawFigures(details, meta) {
   const { timings, usage, wait_s, ttft_s, thinking_s } = meta;
   const cached = usage?.cached_tokens ?? 0;

@@ -38,6 +38,8 @@ class ScriptedService:
         try:
             while not self.is_ready:
                 await asyncio.sleep(0.02)
+            if request.returns_prompt_ids:
+                yield ChatDelta(prompt_token_ids=(1,) * sum(len(each.content.split()) for each in request.messages))
             async for delta in self._say(_script_of(request)):
                 num_pieces += 1
                 yield _scored(delta) if request.sampling.logprobs else delta

@@ -124,6 +124,7 @@ def test_stop_ends_the_work_and_what_was_shown_stays(house: House) -> None:
     assert house.post("talk/stop", node_id=shown["id"])["is_stopped"]
     stopped = house.nodes(chat_id)[-1]
     assert stopped["state"] == "stopped" and stopped["text"].startswith(shown["text"])
+    assert stopped["meta"]["usage"]["prompt_tokens"] == 6 and stopped["meta"]["timings"]["decode_s"] > 0
     assert len(house.service.closed) == 1 and house.service.num_open == 0
     assert not house.post("talk/stop", node_id=shown["id"])["is_stopped"]
 
