@@ -57,6 +57,42 @@ class PresetBody(NameBody):
     sampling: SamplingBody = SamplingBody()
 
 
+class _Kept(BaseModel):
+    """A part of what is kept with an answer. Numbers that later versions add are no fault."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=False)
+
+
+class KeptTimings(_Kept):
+    decode_s: float
+    predicted_per_second: float
+    queue_s: float | None = None
+    prefill_s: float | None = None
+
+
+class KeptUsage(_Kept):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class KeptMeta(_Kept):
+    """What the page draws of a message beside its text (`app.ui.answers.Figures`)."""
+
+    model_id: str | None = None
+    error: str = ""
+    beside: str | None = None
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    finish_reason: str | None = None
+    max_model_len: int | None = Field(default=None, ge=1)
+    wait_s: float | None = None
+    ttft_s: float | None = None
+    thinking_s: float | None = None
+    timings: KeptTimings | None = None
+    usage: KeptUsage | None = None
+    tokens: list[tuple[str, float, list[tuple[str, float]]]] = Field(default_factory=list)
+
+
 def chosen(body: _Body) -> dict[str, Any]:
     """What was named in it, as the history keeps it: nothing that is left to the model or stays as it is."""
     return {name: value for name, value in body.model_dump(exclude_none=True).items() if name != "is_incognito"}

@@ -5,9 +5,11 @@ import re
 import time
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
+from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from app.errors import AppError
@@ -15,7 +17,7 @@ from app.history.exchange import WholeChat, read_json, refusal, write_json
 from app.history.history import History
 from app.history.markdown import read_markdown, write_markdown
 from app.history.types import Chat
-from app.ui.chat_bodies import Form
+from app.ui.chat_bodies import Form, KeptMeta, SamplingBody
 
 MAX_UNPACKED_BYTES = 256 << 20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second is one of no files
@@ -34,7 +36,25 @@ def write_files(chats: Sequence[WholeChat], form: Form) -> Response:
 
 def import_from(history: History, raw: bytes) -> list[Chat]:
     """All chats of the file, or none. Raises AppError 400."""
-    return history.import_(_chats_in_zip(raw) if raw.startswith(_ZIP) else _chats_in(raw))
+    chats = _chats_in_zip(raw) if raw.startswith(_ZIP) else _chats_in(raw)
+    for chat in chats:
+        _check(chat)
+    return history.import_(chats)
+
+
+def _check(chat: WholeChat) -> None:
+    """What no tab could draw and no model be asked with does not come in."""
+    _check_part(SamplingBody, chat.sampling, f"chat {chat.title!r}, sampling")
+    for number, message in enumerate(chat.messages, 1):
+        _check_part(KeptMeta, message.meta, f"chat {chat.title!r}, message {number}, meta")
+
+
+def _check_part(kind: type[BaseModel], part: Mapping[str, Any], place: str) -> None:
+    try:
+        kind.model_validate(part)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise refusal(f"{'.'.join((place, *map(str, first['loc'])))}: {first['msg']}") from None
 
 
 def _chats_in(raw: bytes) -> list[WholeChat]:

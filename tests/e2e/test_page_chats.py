@@ -142,6 +142,7 @@ def test_a_chats_settings_reach_the_model_and_are_kept_as_a_preset(
 ) -> None:
     tab = open_tab()
     tab.page.get_by_role("button", name="Chat settings").click()
+    tab.page.get_by_role("dialog").get_by_role("combobox", name="Model", exact=True).select_option("other-model")
     tab.page.get_by_label("System prompt").fill("Be brief.")
     tab.page.get_by_label("Temperature", exact=True).fill("3")
     tab.press("Save")
@@ -157,7 +158,7 @@ def test_a_chats_settings_reach_the_model_and_are_kept_as_a_preset(
     tab.send("hello")
     expect(tab.finished).to_have_count(1)
     request = house.service.requests[-1]
-    assert request.messages[0].content == "Be brief."
+    assert request.messages[0].content == "Be brief." and request.model == "other-model"
     assert (request.sampling.temperature, request.sampling.stop) == (0.25, ("END", "\n\n"))
     expect(_chat(tab, "hello")).to_be_visible()
     tab.press("New chat")

@@ -76,7 +76,8 @@ class Chat {
       const { chat, nodes } = await ask(`ui/talk/chat/${encodeURIComponent(chatId)}`);
       if (chatId !== this.#id) return;
       this.chat = chat;
-      this.#draw(this.#withEarlier(nodes));
+      // Who reads on at the end needs no more: the work of an update must not grow with all that was looked at before.
+      this.#draw(this.conversation.follows ? nodes : this.#withEarlier(nodes));
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       if (chatId !== this.#id) return;

@@ -33,6 +33,7 @@ class ChatSettings {
   #build() {
     this.preset = el("select", { on: { change: () => this.#take(this.#presets[this.preset.value]) } });
     this.deletePreset = el("button", { type: "button", class: "fs-quiet", text: t("settings_of.delete_preset"), on: { click: () => this.#deletePreset() } });
+    this.model = el("select");
     this.system = el("textarea", { rows: 4, placeholder: t("settings_of.system_hint") });
     this.stop = el("textarea", { rows: 2, placeholder: t("settings_of.stop_hint") });
     this.effort = el("select", {}, el("option", { value: "", text: t("settings_of.default") }),
@@ -42,6 +43,7 @@ class ChatSettings {
     return el("form", { on: { submit: (event) => this.#submit(event) } },
       el("h2", { id: "fs-chat-settings-title", text: t("settings_of.title") }),
       el("div", { class: "fs-line" }, labelled("settings_of.preset", this.preset), this.deletePreset),
+      labelled("settings_of.model", this.model),
       labelled("settings_of.system", this.system),
       el("div", { class: "fs-grid" }, ...NUMBERS.map((row) => this.#numberBox(...row)), labelled("settings_of.effort", this.effort)),
       labelled("settings_of.stop", this.stop),
@@ -67,7 +69,8 @@ class ChatSettings {
     const chatId = this.#chat.current();
     await this.#try(async () => {
       await this.#readPresets();
-      const chat = chatId ? await ask(`ui/chats/${chatId}`) : { system: "", sampling: {} };
+      const chat = chatId ? await ask(`ui/chats/${chatId}`) : { system: "", sampling: {}, model_id: "" };
+      await this.#listModels(chat.model_id);
       this.#take(chat);
       this.presetName.value = "";
     });
@@ -77,13 +80,23 @@ class ChatSettings {
   async #submit(event) {
     event.preventDefault();
     const chatId = this.#chat.current();
-    const settings = this.#given();
+    const settings = { ...this.#given(), model_id: this.model.value };
     const kept = await this.#try(() => chatId
       ? ask(`ui/chats/${chatId}`, { body: settings })
       : ask("ui/chats", { body: { ...settings, is_incognito: this.#chat.isIncognito } }));
     if (!kept) return;
     this.dialog.close();
     if (!chatId) location.hash = `#/chat/${kept.id}`;
+  }
+
+  /** Those that lie here, and the chosen one wherever it is. */
+  async #listModels(chosen) {
+    const { models } = await ask("ui/models/shelf");
+    const ids = new Set(models.filter((model) => model.state === "ready" || model.is_embedded).map((model) => model.id));
+    if (chosen) ids.add(chosen);
+    this.model.replaceChildren(el("option", { value: "", text: t("settings_of.model_in_hand") }),
+      ...[...ids].map((id) => el("option", { value: id, text: id })));
+    this.model.value = chosen;
   }
 
   /** Fill the boxes in. */

@@ -316,7 +316,7 @@ class ChatList {
 
   #step(by) {
     const links = this.#links();
-    const at = links.findIndex((link) => link.dataset.id === this.#chat.current());
+    const at = links.findIndex((link) => link.hash === location.hash); // where a key before this one leads already
     const next = links[at < 0 ? (by > 0 ? 0 : links.length - 1) : at + by];
     if (next) location.hash = next.hash;
   }

@@ -11,6 +11,7 @@ export class Conversation {
   #views = new Map(); // node id -> view
   #coming = new Map(); // id of an answer in the making -> all that the socket has told of it
   #follows = true;
+  #lastTop = 0; // of the pane, at its last scroll
   #onEarlier;
 
   /** pane: the element that scrolls. onEarlier(firstNode): messages before it are wanted. */
@@ -24,12 +25,17 @@ export class Conversation {
     offerModel(this.#welcome).catch(console.error); // the chat goes on without
     this.#earlier = button("chat.earlier", () => this.#askEarlier(), { hidden: true });
     pane.append(this.#welcome, this.#earlier, this.#list);
-    pane.addEventListener("scroll", () => { this.#follows = this.#isAtEnd(); }, { passive: true });
+    pane.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     new ResizeObserver(() => this.#follow()).observe(this.#list);
   }
 
   get nodes() {
     return [...this.#views.values()].map((view) => view.node);
+  }
+
+  /** The reader is at the end, and is kept there. */
+  get follows() {
+    return this.#follows;
   }
 
   view(nodeId) {
@@ -110,6 +116,14 @@ export class Conversation {
     const before = this.#pane.scrollHeight;
     this.#follows = false;
     this.#onEarlier(this.nodes[0]).then(() => { this.#pane.scrollTop += this.#pane.scrollHeight - before; });
+  }
+
+  /** Only the reader goes up. Words that came since the last frame leave the pane where it is, and its end below. */
+  #scrolled() {
+    const { scrollTop } = this.#pane;
+    if (this.#isAtEnd()) this.#follows = true;
+    else if (scrollTop < this.#lastTop) this.#follows = false;
+    this.#lastTop = scrollTop;
   }
 
   #isAtEnd() {

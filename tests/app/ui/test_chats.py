@@ -207,6 +207,25 @@ def test_a_file_that_is_no_export_is_refused_in_words(house: House) -> None:
     assert house.get("chats")["chats"] == []
 
 
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        ({"sampling": {"heat": 1}}, "sampling.heat"),
+        ({"sampling": {"temperature": "hot"}}, "sampling.temperature"),
+        ({"meta": {"timings": {"decode_s": 1}}}, "message 1, meta.timings.predicted_per_second"),
+        ({"meta": {"usage": 5}}, "meta.usage"),
+        ({"meta": {"thinking_s": "x"}}, "meta.thinking_s"),
+        ({"meta": {"tokens": [["a"]]}}, "meta.tokens.0"),
+    ],
+)
+def test_a_chat_that_no_tab_could_draw_does_not_come_in(house: House, part: dict[str, Any], place: str) -> None:
+    message = {"id": "1", "role": "assistant", "text": "hi", "meta": part.get("meta", {})}
+    chat = {"title": "x", "leaf_id": "1", "messages": [message], "sampling": part.get("sampling", {})}
+    whole = {"format": "fireside-chats", "version": 1, "chats": [chat]}
+    assert place in house.post("chats/import", json.dumps(whole).encode(), status=400)["error"]["message"]
+    assert house.get("chats")["chats"] == []
+
+
 def test_a_file_that_is_too_large_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chats, "MAX_IMPORT_BYTES", 1 << 20)
     told = house.post("chats/import", b"x" * ((1 << 20) + 1), status=413)

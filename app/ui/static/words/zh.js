@@ -61,6 +61,8 @@ export default {
   "settings_of.preset_creative": "创意",
   "settings_of.delete_preset": "删除预设",
   "settings_of.choose_own": "请先选择一个你自己的预设再删除。",
+  "settings_of.model": "模型",
+  "settings_of.model_in_hand": "页首所选模型",
   "settings_of.system": "系统提示词",
   "settings_of.system_hint": "模型应如何表现。留空则不发送。",
   "settings_of.temperature": "温度",
