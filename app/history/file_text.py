@@ -61,7 +61,7 @@ def _pdf_text(name: str, body: bytes) -> str:
         raise AppError(422, "pdf_too_slow", what, hint="Attach fewer pages of it, or its text.") from None
     if done.returncode != 0:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit {done.returncode}"]
-        what = f"{name} could not be read as a PDF: {lines[-1][:300]}"
+        what = f"{name} could not be read as a PDF: {lines[-1][:300].rstrip('.')}."
         raise AppError(422, "pdf_unreadable", what, hint="Attach its text, or save it anew with another program.")
     return done.stdout.decode("utf-8")
 

@@ -24,6 +24,12 @@ TOPIC = "chat"  # "chat:ID"
 LIST_TOPIC = "chats"
 
 _ENDINGS_FROM_OUTSIDE = ("engine_closed", "shutting_down")  # nothing is wrong with the answer, it can be gone on with
+# What to do at the page, where the API's hint names its routes.
+_NEXT_STEPS = {
+    "no_model": "Choose one at the top of the page, then have it answer again.",
+    "model_not_loaded": "Choose it at the top of the page, then have it answer again.",
+    "model_not_found": "Choose another in the settings of this chat, or get it in Models.",
+}
 _log = logging.getLogger("fireside.answers")
 
 
@@ -285,7 +291,9 @@ def _told(node_id: str, running: RunningAnswer, marks: dict[str, int]) -> Iterat
 def _failure(error: Exception) -> tuple[State, str]:
     """How the answer ended, and why in words."""
     if isinstance(error, AppError):
-        return ("cut" if error.code in _ENDINGS_FROM_OUTSIDE else "failed"), error.text
+        step = _NEXT_STEPS.get(error.code or "")
+        words = f"{error.message} {step}" if step else error.text
+        return ("cut" if error.code in _ENDINGS_FROM_OUTSIDE else "failed"), words
     _log.exception("An answer broke", exc_info=error)
     return "failed", f"Something broke inside Fireside ({type(error).__name__}: {error}). The log has the details."
 

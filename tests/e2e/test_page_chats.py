@@ -141,8 +141,9 @@ def test_a_chats_settings_reach_the_model_and_are_kept_as_a_preset(
     house: House,
 ) -> None:
     tab = open_tab()
+    tab.box.fill("hello")
     tab.page.get_by_role("button", name="Chat settings").click()
-    tab.page.get_by_role("dialog").get_by_role("combobox", name="Model", exact=True).select_option("other-model")
+    tab.page.get_by_label("Model of this chat").select_option("other-model")
     tab.page.get_by_label("System prompt").fill("Be brief.")
     tab.page.get_by_label("Temperature", exact=True).fill("3")
     tab.press("Save")
@@ -155,7 +156,8 @@ def test_a_chats_settings_reach_the_model_and_are_kept_as_a_preset(
     tab.shoot("chat_settings")
     tab.press("Save")
     expect(tab.page.get_by_role("dialog")).to_have_count(0)
-    tab.send("hello")
+    expect(tab.box).to_have_value("hello")
+    tab.box.press("Enter")
     expect(tab.finished).to_have_count(1)
     request = house.service.requests[-1]
     assert request.messages[0].content == "Be brief." and request.model == "other-model"
@@ -230,7 +232,12 @@ def test_an_incognito_chat_is_not_listed_and_is_gone_once_it_is_left(
 ) -> None:
     tab = open_tab()
     expect(_chat(tab, "What RoPE is")).to_be_visible()
+    tab.box.fill("not for it")
+    tab.page.get_by_label("Attach").last.set_input_files({"name": "a.txt", "mimeType": "text/plain", "buffer": b"a"})
+    expect(tab.page.get_by_role("list", name="Attached files")).to_contain_text("tokens")
     tab.press("Incognito")
+    expect(tab.box).to_have_value("")
+    expect(tab.page.get_by_role("list", name="Attached files")).to_be_hidden()
     tab.send("a secret")
     expect(tab.finished).to_have_count(1)
     address = tab.page.url

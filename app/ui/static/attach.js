@@ -2,14 +2,14 @@
 import { ask, el, live, Refused, setText, t } from "./core.js";
 
 class Attachments {
-  #tray; #chat; #chatId;
+  #tray; #chat; #chatId; #isIncognito;
   #files = []; // { name, id, numTokens, element, told, reading }: id is null until the server has read it
   #room = null; // tokens of context of the model in hand
   #modelId = null;
 
   constructor({ tools, tray, chat, dropOn }) {
     this.#chat = chat;
-    this.#chatId = chat.current();
+    [this.#chatId, this.#isIncognito] = [chat.current(), chat.isIncognito];
     this.#tray = el("ul", { class: "fs-attached", "aria-label": t("attach.list"), hidden: true });
     tray.append(this.#tray);
     const input = el("input", { type: "file", multiple: true, hidden: true, "aria-label": t("attach.add"), on: { change: () => {
@@ -103,13 +103,13 @@ class Attachments {
     for (const entry of this.#files.filter((each) => each.id)) this.#count(entry).catch(() => this.#say(entry));
   }
 
-  /** What was attached belongs to the chat that it was attached in; a new chat gets its id with its first message. */
+  /** What was attached belongs to the chat that it was attached in; a new chat gets its id with its first message. The
+   *  files of an incognito chat are kept elsewhere than those of others. */
   #chatChanged() {
-    const now = this.#chat.current();
-    if (now === this.#chatId) return;
-    const wasNew = this.#chatId === null;
-    this.#chatId = now;
-    if (!wasNew) this.clear();
+    const now = this.#chat.current(), { isIncognito } = this.#chat;
+    const isSame = isIncognito === this.#isIncognito && (now === this.#chatId || this.#chatId === null);
+    [this.#chatId, this.#isIncognito] = [now, isIncognito];
+    if (!isSame) this.clear();
   }
 
   #takeFrom(element) {

@@ -60,12 +60,23 @@ class Chat {
   async open(chatId, { isIncognito = false } = {}) {
     this.#follow(chatId);
     this.#isIncognito = chatId ? chatId.startsWith("incognito-") : isIncognito;
-    this.composer.belongsTo(chatId ?? "");
+    this.composer.belongsTo(chatId ?? (isIncognito ? "incognito-" : ""));
     this.#draw([]);
     if (chatId) await this.reload();
     this.#tell();
     this.conversation.toEnd();
     this.composer.focus();
+  }
+
+  /** The open chat has changed from here. A new one has its id now: what is in the message box and beside it stays. */
+  async begun(chatId) {
+    if (chatId !== this.#id) {
+      this.#follow(chatId);
+      this.composer.renamed(chatId);
+      history.replaceState(null, "", `#/chat/${chatId}`);
+    }
+    this.conversation.toEnd();
+    await this.reload();
   }
 
   /** Read the open chat again: another tab, or the server, has changed it. */
@@ -129,24 +140,14 @@ class Chat {
   /** Send something that is answered; gives words where it was refused. */
   async #begin(path, body) {
     try {
-      const begun = await ask(path, { body: { ...body, ways: this.compare.ways(), shows_probabilities: this.probabilities.isOn() } });
+      const { chat_id } = await ask(path, { body: { ...body, ways: this.compare.ways(), shows_probabilities: this.probabilities.isOn() } });
       this.compare.clear();
-      await this.#begun(begun);
+      await this.begun(chat_id ?? this.#id);
       return "";
     } catch (error) {
       if (error instanceof Refused) return error.message;
       throw error;
     }
-  }
-
-  async #begun({ chat_id }) {
-    if (chat_id && chat_id !== this.#id) {
-      this.#follow(chat_id);
-      this.composer.renamed(chat_id);
-      history.replaceState(null, "", `#/chat/${chat_id}`);
-    }
-    this.conversation.toEnd();
-    await this.reload();
   }
 
   async #command(path, body) {

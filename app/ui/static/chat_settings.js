@@ -86,7 +86,7 @@ class ChatSettings {
       : ask("ui/chats", { body: { ...settings, is_incognito: this.#chat.isIncognito } }));
     if (!kept) return;
     this.dialog.close();
-    if (!chatId) location.hash = `#/chat/${kept.id}`;
+    if (!chatId) await this.#chat.begun(kept.id);
   }
 
   /** Those that lie here, and the chosen one wherever it is. */

@@ -19,6 +19,7 @@ class ScriptedService:
     """
     piece_s    seconds before each word
     is_ready   False holds every answer back, as a model that is still loading does
+    refusal    of every request
     requests   those that came
     closed     ids of answers that were closed before their end
     num_open   answers being given now
@@ -26,6 +27,7 @@ class ScriptedService:
 
     def __init__(self, *, piece_s: float = 0.0) -> None:
         self.is_ready = True
+        self.refusal: AppError | None = None
         self.requests: list[ChatRequest] = []
         self.closed: list[str] = []
         self.num_open = 0
@@ -38,6 +40,8 @@ class ScriptedService:
         try:
             while not self.is_ready:
                 await asyncio.sleep(0.02)
+            if self.refusal is not None:
+                raise self.refusal
             if request.returns_prompt_ids:
                 yield ChatDelta(prompt_token_ids=(1,) * sum(len(each.content.split()) for each in request.messages))
             async for delta in self._say(_script_of(request)):

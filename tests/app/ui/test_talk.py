@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from app.errors import AppError
 from app.history.book import Book
 from app.ui import refusals
 from app.ui.chat_room import chat_room
@@ -109,6 +110,12 @@ def test_an_answer_asked_of_a_model_by_name_says_so_while_it_waits(house: House)
     assert begun["meta"]["model_id"] == "other"
     house.service.is_ready = True
     assert house.ended(begun["chat_id"])["meta"]["model_id"] == "other"
+
+
+def test_without_a_model_the_page_says_what_to_do_at_the_page(house: House) -> None:
+    house.service.refusal = AppError(503, "no_model", "No model is loaded.", hint="POST /models/load loads one.")
+    _, failed = house.say("say: hi")
+    assert failed["meta"]["error"].startswith("No model is loaded. Choose one at the top of the page")
 
 
 def test_a_failure_in_mid_answer_keeps_what_had_come(house: House) -> None:

@@ -62,7 +62,7 @@ export default {
   "settings_of.preset_creative": "Creative",
   "settings_of.delete_preset": "Delete preset",
   "settings_of.choose_own": "Choose a preset of your own to delete it.",
-  "settings_of.model": "Model",
+  "settings_of.model": "Model of this chat",
   "settings_of.model_in_hand": "the one in the header",
   "settings_of.system": "System prompt",
   "settings_of.system_hint": "How the model is to behave. Empty sends none.",
