@@ -127,7 +127,6 @@ def test_an_update_costs_the_same_in_a_long_chat(browser: Any, tmp_path: Path) -
     """CPU of the tab for each update: in a chat of nothing, and below 200 and 1,000 messages, all looked at."""
     with House(tmp_path / "history.db") as house:
         tab = Tab(browser.new_page(), house)
-        tab.page.set_default_timeout(PATIENCE_MS)
         costs = {number: _cost_below(number, tab, house) for number in (0, 200, 1000)}
         told = ", ".join(f"{cost:.2f} ms below {number:,} messages" for number, cost in costs.items())
         print(f"CPU of an update: {told}")

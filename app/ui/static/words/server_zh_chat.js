@@ -115,12 +115,19 @@ export default {
   "{} could not be read within {} seconds.": "{0} 未能在 {1} 秒内读完。",
   "Attach fewer pages of it, or its text.": "请附加较少的页数，或其文本。",
   "exit {}": "退出码 {0}",
-  "{} could not be read as a PDF: {}": "无法将 {0} 作为 PDF 读取：{1}",
+  "{} could not be read as a PDF: {}.": "{0} 无法作为 PDF 读取：{1}。",
   "Attach its text, or save it anew with another program.": "请附加其文本，或用其他程序重新保存。",
   "it asks for a password": "它要求密码",
 
+  // What to do where no model answers.
+  "Choose one at the top of the page, then have it answer again.": "请在页首选择一个模型，再重新回答。",
+  "Choose it at the top of the page, then have it answer again.": "请在页首选择它，再重新回答。",
+  "Choose another in the settings of this chat, or get it in Models.": "请在此对话的设置中选择另一个模型，或在“模型”页获取它。",
+
   // What can be imported.
   "This file cannot be imported: {}.": "无法导入此文件：{0}。",
+  "chat {}, sampling": "对话 {0}，采样",
+  "chat {}, message {}, meta": "对话 {0}，第 {1} 条消息，meta",
   "Nothing of it was taken. Choose a JSON, Markdown or zip file that Fireside exported.": "没有导入任何内容。请选择由 Fireside 导出的 JSON、Markdown 或 zip 文件。",
   "it is a zip that cannot be unpacked ({})": "它是无法解压的 zip（{0}）",
   "it is a zip without any file": "它是没有文件的 zip",
