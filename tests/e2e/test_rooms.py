@@ -383,6 +383,31 @@ def test_every_sentence_of_the_server_is_found_in_the_pages_language(tab: Callab
     assert wrong == []
 
 
+# Texts with three English words in a row, outside of code and of the log.
+_ENGLISH = """() => {
+    const room = document.querySelector("main section:not([hidden])");
+    const walker = document.createTreeWalker(room, NodeFilter.SHOW_TEXT);
+    const found = [];
+    while (walker.nextNode()) {
+        const { data, parentElement } = walker.currentNode;
+        if (!parentElement.closest("pre, code") && /[A-Za-z]{2,} [a-z]{2,} [a-z]{2,}/.test(data)) found.push(data);
+    }
+    return found;
+}"""
+
+
+def test_the_page_in_chinese_has_no_english_sentence(tab: Callable[..., Tab], house: House) -> None:
+    died = AppError(503, "engine_died", "The engine process ended unexpectedly (killed by SIGKILL).", hint="Try again.")
+    house.lately.failed(TurnRecord(request_id="r0", model=HERE, error=died))
+    one = tab("models", locale="zh-CN")
+    one.row(HERE).locator("summary").click()
+    expect(one.row(HERE).get_by_role("img")).to_have_count(1)
+    for room, shown in (("models", "本机已有。"), ("monitor", "引擎进程意外结束"), ("settings", "同时计算的请求数")):
+        one.page.goto(f"{one.page.url.partition('#')[0]}#/{room}")
+        expect(one.page.locator(f"#fs-room-{room}")).to_contain_text(shown)
+        assert one.page.evaluate(_ENGLISH) == [], room
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("room", ["models", "monitor", "settings"])
 def test_a_room_fits_a_narrow_screen(tab: Callable[..., Tab], room: str) -> None:

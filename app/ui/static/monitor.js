@@ -210,7 +210,7 @@ async function readLately() {
 function drawFaults(faults) {
   if (!faults.length) return fill("faults", el("p", { class: "fr-quiet", text: t("monitor.no_faults") }));
   fill("faults", el("table", { class: "fr-table" }, el("tbody", {}, ...faults.reverse().map(({ time, what, model, text }) => (
-    el("tr", {}, el("td", { text: clock(time) }), el("td", { text: what }), el("td", { text: [model, localized(text)].filter(Boolean).join(": ") }))
+    el("tr", {}, el("td", { text: clock(time) }), el("td", { text: localized(what) }), el("td", { text: [model, localized(text)].filter(Boolean).join(": ") }))
   )))));
 }
 

@@ -218,7 +218,9 @@ export default {
   "Both": "两者同时",
   "A smaller model: {}.": "较小的模型：{0}。",
 
-  // Failures of engines.
+  // Failures of engines, and how grave a line of the log is.
+  "warning": "警告",
+  "error": "错误",
   "`{}` could not be loaded: {}": "无法加载 `{0}`：{1}",
   "`{}` could not be loaded: {}: {}": "无法加载 `{0}`：{1}: {2}",
   "`{}` failed {} times in a row and is left alone now; the last time: {}": "`{0}` 连续失败 {1} 次，现已搁置；最近一次：{2}",
