@@ -21,6 +21,7 @@ from app.settings import Settings
 from engine.config import EngineConfig
 
 _DEFAULT_CARD_GB = 24
+_MOST_CARD_GB = 10_000
 
 
 class Library:
@@ -35,17 +36,23 @@ class Library:
 
     def search(self, words: str, gpu_gb: float | None = None, **filters: Any) -> list[dict[str, Any]]:
         """Hits of `search.search` on this machine as it is, with what of each lies here. Raises AppError."""
-        machine = machines(gpu_gb or self._settings.gpu_memory_gb)[0]
+        machine = machines(_card_size(gpu_gb) or self._settings.gpu_memory_gb)[0]
         hits = search(words, machine, token=self._token(), **filters)
-        return [asdict(hit) | {"state": self.state(self.shelf.resolve(hit.repo))} for hit in hits]
+        entries = [self.shelf.find(hit.repo) for hit in hits]  # None for the few names of the hub without an owner
+        return [
+            asdict(hit) | {"state": self.state(found) if found else ""}
+            for hit, found in zip(hits, entries, strict=True)
+        ]
 
     def fit(
         self, name: str, gpu_gb: float | None = None, context: int | None = None, kv: str | None = None
     ) -> FitReport:
         """As `fit.fit`, on this machine now and on an empty card. Raises AppError."""
-        if gpu_gb is not None and not 0 < gpu_gb < 10_000:
-            raise AppError(400, "bad_request", f"gpu_gb is {gpu_gb}; it must be above 0.", param="gpu_gb")
-        settings, entry = self._settings, self.shelf.resolve(name)
+        if context is not None and context < 1:
+            what = f"context is {context}; it must be a whole number of tokens, 1 or more."
+            raise AppError(400, "bad_request", what, param="context")
+        here, settings = machines(_card_size(gpu_gb) or self._settings.gpu_memory_gb), self._settings
+        entry = self.shelf.resolve(name)
         outline = self._outline(entry)
         config = EngineConfig(
             model=outline.name,
@@ -57,7 +64,7 @@ class Library:
             kv_cache_dtype=kv or entry.load.get("kv_cache_dtype", settings.kv_cache_dtype),
             quantize_lm_head=settings.quantize_lm_head,
         )
-        return fit(outline, config, machines(gpu_gb or settings.gpu_memory_gb), self.shelf.entries())
+        return fit(outline, config, here, self.shelf.entries())
 
     def _outline(self, entry: CatalogEntry) -> Outline:
         """From its folder where it lies whole, else from the hub."""
@@ -162,6 +169,14 @@ class Library:
 
     def _name(self, entry: CatalogEntry) -> str:
         return self.shelf.folder(entry).name
+
+
+def _card_size(gpu_gb: float | None) -> float | None:
+    """Raises AppError for what no card has."""
+    if gpu_gb is not None and not 0 < gpu_gb < _MOST_CARD_GB:
+        what = f"gpu_gb is {gpu_gb:g}; it must be above 0 and below {_MOST_CARD_GB:,}."
+        raise AppError(400, "bad_request", what, param="gpu_gb")
+    return gpu_gb
 
 
 def machines(gpu_gb: float | None) -> list[Memory]:

@@ -61,6 +61,8 @@ def search(
         )
     if not 1 <= limit <= _MOST_HITS:
         raise AppError(400, "bad_request", f"limit is {limit}; it must be 1 to {_MOST_HITS}.", param="limit")
+    if max_gb is not None and not max_gb > 0:
+        raise AppError(400, "bad_request", f"max_gb is {max_gb:g}; it must be above 0.", param="max_gb")
     tags = ["safetensors", *([fmt] if fmt else []), *([f"license:{licence}"] if licence else [])]
     with hub_errors("api/models"):
         _require_network()

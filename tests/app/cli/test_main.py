@@ -60,6 +60,27 @@ def test_a_wrong_setting_is_told_and_ends_with_2(tmp_path: Path, capsys: pytest.
     assert "`port`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["fit", "default", "--context", "0"], "context is 0; it must be a whole number"),
+        (["fit", "default", "--context", "-5"], "context is -5"),
+        (["fit", "default", "--gpu-gb", "nan"], "gpu_gb is nan; it must be above 0 and below 10,000"),
+        (["fit", "default", "--gpu-gb", "1e9"], "gpu_gb is 1e+09"),
+        (["models", "search", "--gpu-gb", "nan"], "gpu_gb is nan"),
+        (["models", "search", "--gpu-gb", "-1"], "gpu_gb is -1"),
+        (["models", "search", "--max-gb", "nan"], "max_gb is nan; it must be above 0"),
+        (["models", "search", "--max-gb", "0"], "max_gb is 0"),
+        (["models", "search", "--limit", "0"], "limit is 0; it must be 1 to 100"),
+    ],
+)
+def test_numbers_that_nothing_has_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert run(tmp_path, *words) == 1
+    assert told in capsys.readouterr().err
+
+
 def test_a_command_whose_reader_has_gone_ends_quietly(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
