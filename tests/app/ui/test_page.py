@@ -1,6 +1,7 @@
 """The page as the server mounts it: what it exposes, and what it never asks of a browser."""
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -70,3 +71,10 @@ def test_the_status_route_gives_the_snapshot(client: TestClient) -> None:
         "error": "",
         "max_model_len": None,
     }
+
+
+def test_the_page_names_every_module_of_the_chat_so_that_none_is_found_late(client: TestClient) -> None:
+    named = re.findall(r'<link rel="modulepreload" href="([^"]+)">', client.get("/").text)
+    assert {"ui/static/chat.js", "ui/static/words/zh.js", "ui/vendor/dompurify/purify.es.mjs"} <= set(named)
+    assert len(named) == len(set(named))
+    assert {client.get(f"/{path}").status_code for path in named} == {200}
