@@ -169,6 +169,26 @@ def test_a_dense_copy_in_pieces_gives_the_whole_product(monkeypatch: pytest.Monk
     assert _error(ours, _exact(x, weight) + bias.double()) < _TOLERANCE[torch.float16]
 
 
+@pytest.mark.parametrize(("k", "n"), [(14336, 4096), (4096, 28672), (4096, 6144), (5120, 151936), (200, 300)])
+@pytest.mark.parametrize("num_rows", [300, 2048, 8192])
+def test_pieces_of_a_dense_copy_are_alike_and_no_larger_than_the_scratch_or_half_of_the_result(
+    k: int, n: int, num_rows: int
+) -> None:
+    weight = PlanarWeight.of(
+        torch.empty(-(-k // 256), n, 64, dtype=torch.int16, device="meta"),
+        torch.empty(-(-k // 128), n, dtype=torch.int32, device="meta"),
+        has_zeros=False,
+        group_size=128,
+        num_inputs=k,
+        num_outputs=n,
+    )
+    outputs = w4_dense._outputs_of_a_piece(weight, num_rows, 2)
+    assert outputs * k * 2 <= max(w4_dense._SCRATCH_BYTES, num_rows * n)
+    pieces = -(-n // outputs)
+    assert pieces * outputs - n < 256 * pieces  # the last lacks less than a tile for each piece
+    assert pieces == 1 or pieces * outputs < n + outputs
+
+
 @pytest.mark.parametrize("arch", table.TABLE)
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (28672, 4096), (4096, 14336), (128, 64)])
 def test_shares_are_the_same_for_all_rows_of_a_bucket_and_never_empty(arch: int, n: int, k: int) -> None:
