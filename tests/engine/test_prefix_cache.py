@@ -19,8 +19,7 @@ from engine.types import SamplingParams
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.limits import Limits
 
-# Without numba torch computes, whose sums depend on how many rows there are: then only rounding is promised.
-pytest.importorskip("numba", reason="the CPU's kernels need numba")
+pytest.importorskip("numba", reason="a CPU's kernels are numba's")
 
 _BLOCK = 16
 _LENGTHS = range(1, 4 * _BLOCK + 2)
