@@ -5,6 +5,7 @@ of files that a start takes whole from a disk that has not been asked for them s
 import ctypes
 import gc
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from engine import read_ahead
 @contextmanager
 def head_start(device: str) -> Iterator[None]:
     """Around the import of torch, before which nothing else may have used the card. `device`: auto | cpu | cuda."""
-    if device != "cpu":
+    if device != "cpu" and _has_card():
         threading.Thread(target=_open_context, name="context", daemon=True).start()
         _read_ahead()
     was_collecting = gc.isenabled()
@@ -28,6 +29,11 @@ def head_start(device: str) -> Iterator[None]:
     finally:
         if was_collecting:
             gc.enable()
+
+
+def _has_card() -> bool:
+    """As far as it can be told in a moment: what NVIDIA's driver, or Windows below it, puts there on Linux."""
+    return sys.platform != "linux" or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
 
 
 def _open_context() -> None:

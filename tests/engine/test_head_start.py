@@ -10,14 +10,16 @@ from typing import IO
 
 import pytest
 
+from engine import head_start as tested
 from engine import read_ahead
 from engine.head_start import head_start
 
 
 @pytest.fixture
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Libraries that are asked for; there is none."""
+    """Libraries that are asked for on a machine that seems to have a card; there is none."""
     names: list[str] = []
+    monkeypatch.setattr(tested, "_has_card", lambda: True)
 
     def no_library(name: str) -> None:
         names.append(name)
@@ -44,9 +46,11 @@ def test_a_machine_without_a_driver_is_no_fault(
     assert len(asked_for) == (device != "cpu") and not faults
 
 
-def test_a_model_on_the_cpu_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "has_card"), [("cpu", True), ("auto", False)])
+def test_without_a_card_to_use_nothing_is_begun(device: str, has_card: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tested, "_has_card", lambda: has_card)
     monkeypatch.setattr(subprocess, "Popen", None)
-    with head_start("cpu"):
+    with head_start(device):
         assert not {thread.name for thread in threading.enumerate()} & {"context", "read-ahead"}
 
 
