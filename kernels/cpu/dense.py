@@ -8,17 +8,17 @@ import torch
 from numba import int64, prange
 
 from kernels.cpu import tiles
-from kernels.cpu.compile import F32_2D, F32_ROWS, HAS_AVX512, I16_2D, U16_2D, kernel
+from kernels.cpu.compile import F32_2D, F32_ROWS, HAS_AVX512, I16_2D, U16_2D, aligned_empty, aligned_zeros, kernel
 from kernels.cpu.recording import call_parallel, empty
 from kernels.cpu.tasks import take
 
 _OUTPUTS = 64  # of one task: with their inputs they stay in the second cache while the rows go by
 
-# Sums of one tile, see gemm.py; a single row takes more outputs instead.
-_TALL, _WIDE = (8, 2) if HAS_AVX512 else (2, 2)
-_ALONE_WIDE = 4
+# Rows and outputs of a tile, see gemm.py; a single row takes more outputs instead.
+_ROWS, _WIDE = (8, 2) if HAS_AVX512 else (2, 2)
+_ALONE, _ALONE_WIDE = 2, 4  # more rows than these fill a tile, with rows that nobody wants
 
-_tall_tile, _tall_narrow_tile = tiles.dot_products(_TALL, _WIDE), tiles.dot_products(_TALL, 1)
+_tile = tiles.dot_products(_ROWS, _WIDE)
 _row_tile, _row_narrow_tile = tiles.dot_products(1, _ALONE_WIDE), tiles.dot_products(1, 1)
 
 _HELD_AS = {torch.float32: torch.float32, torch.float16: torch.uint16, torch.bfloat16: torch.int16}
@@ -33,7 +33,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @kernel(F32_2D, _WEIGHT, F32_ROWS)
-def _few_rows(x, weight, out):
+def _single_rows(x, weight, out):
     for row in range(x.shape[0]):
         j = 0
         while j + _ALONE_WIDE <= weight.shape[0]:
@@ -44,27 +44,38 @@ def _few_rows(x, weight, out):
             j += 1
 
 
+@kernel(F32_2D, _WEIGHT, F32_ROWS)
+def _whole_tiles(x, weight, out):
+    """For at least `_ROWS` rows. The last tile begins early enough to be whole: some rows are computed twice."""
+    for row in range(0, x.shape[0], _ROWS):
+        first = min(row, x.shape[0] - _ROWS)
+        for j in range(0, weight.shape[0], _WIDE):
+            _tile(x[first:], weight[j:], out[first:, j:])
+
+
 @kernel(F32_2D, _WEIGHT, F32_2D, int64)
 def _task(x, weight, out, task):
     weight, out = weight[task * _OUTPUTS : (task + 1) * _OUTPUTS], out[:, task * _OUTPUTS : (task + 1) * _OUTPUTS]
-    row = 0
-    while row + _TALL <= x.shape[0]:
-        j = 0
-        while j + _WIDE <= weight.shape[0]:
-            _tall_tile(x[row:], weight[j:], out[row:, j:])
-            j += _WIDE
-        while j < weight.shape[0]:
-            _tall_narrow_tile(x[row:], weight[j:], out[row:, j:])
-            j += 1
-        row += _TALL
-    _few_rows(x[row:], weight, out[row:])
+    if x.shape[0] < _ROWS:
+        _single_rows(x, weight, out)
+        return
+    whole = weight.shape[0] // _WIDE * _WIDE
+    _whole_tiles(x, weight[:whole], out)
+    _single_rows(x, weight[whole:], out[:, whole:])
 
 
 @kernel(F32_2D, _WEIGHT, F32_2D, int64, parallel=True)
 def _linear(x, weight, out, num_threads):
+    num_rows = out.shape[0]
+    filled, sums = x, out
+    if _ALONE < num_rows < _ROWS:
+        filled, sums = aligned_zeros(_ROWS, x.shape[1]), aligned_empty(_ROWS, out.shape[1])
+        filled[:num_rows] = x
     num_tasks, counter = (weight.shape[0] + _OUTPUTS - 1) // _OUTPUTS, np.zeros(1, np.int64)
     for _ in prange(num_threads):
         task = take(counter)
         while task < num_tasks:
-            _task(x, weight, out, task)
+            _task(filled, weight, sums, task)
             task = take(counter)
+    if _ALONE < num_rows < _ROWS:
+        out[:] = sums[:num_rows]

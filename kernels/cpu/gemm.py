@@ -24,6 +24,7 @@ from kernels.cpu.compile import (
 )
 from kernels.cpu.recording import call_parallel, empty
 from kernels.cpu.tasks import take
+from kernels.cpu.vectors import LANES
 from kernels.w4 import TILE_N, W4Weight
 
 _OUTPUTS = 32  # of one task: 576 outputs are 18 tasks, which 2, 3 or 6 cores share evenly; many rows take 64
@@ -38,10 +39,10 @@ _ALONE = 2  # more rows than these fill a tile, with rows that nobody wants: tha
 _ALONE_OUTPUTS = 64 if HAS_AVX512 else 32
 
 _tall_tile = tiles.products(_TALL, _WIDE)
-_one_row_tile = tiles.products(1, _OUTPUTS // tiles.LANES)
-_coded_row_tile = tiles.coded_products(1, _ALONE_OUTPUTS // tiles.LANES)
-_coded_tile = tiles.coded_products(_CODED, _OUTPUTS // tiles.LANES)
-_expand_tile = tiles.expand(_OUTPUTS // tiles.LANES)
+_one_row_tile = tiles.products(1, _OUTPUTS // LANES)
+_coded_row_tile = tiles.coded_products(1, _ALONE_OUTPUTS // LANES)
+_coded_tile = tiles.coded_products(_CODED, _OUTPUTS // LANES)
+_expand_tile = tiles.expand(_OUTPUTS // LANES)
 
 _W4 = (F32_2D, U8_3D, (F32_3D, U16_3D), F32_2D)
 
@@ -115,7 +116,7 @@ def _part(group):
 @kernel(F32_ROWS, F32_2D, F32_ROWS)
 def _add_rows(x, dense, out):
     whole = x.shape[0] // _TALL * _TALL
-    for c in range(0, dense.shape[1], _WIDE * tiles.LANES):
+    for c in range(0, dense.shape[1], _WIDE * LANES):
         _tall_tile(x, dense[:, c:], out[:, c:])
     if whole < x.shape[0]:
         for c in range(0, dense.shape[1], _OUTPUTS):

@@ -7,7 +7,7 @@ import torch
 from kernels import ops, reference
 from kernels.cpu import attention, gemm
 from kernels.cpu.compile import set_threads
-from kernels.cpu.exp import exp_minus
+from kernels.cpu.exp import exp_of_negative
 from kernels.paged_kv import PagedKV, by_dimension, empty_paged_kv
 from kernels.w4 import W4Weight, pack_w4
 
@@ -66,10 +66,16 @@ def test_one_wrong_nibble_moves_its_output() -> None:
     assert _relative_error(ours, right) > 10 * _TOLERANCE
 
 
+@numba.njit
+def _exponentials(x):
+    for i in range(x.shape[0]):
+        x[i] = exp_of_negative(x[i])
+
+
 def test_the_exponential_is_exact_to_fp32_over_its_whole_range() -> None:
     x = torch.cat([torch.linspace(-86.9, 0, 100_003), torch.tensor([-0.0, -1e-8, -87.5, -200.0, -torch.inf])])
     ours = x.clone()
-    exp_minus(ours.numpy(), 0.0)
+    _exponentials(ours.numpy())
     right = x.double().exp()
     assert ours[-3:].tolist() == [0.0, 0.0, 0.0]
     assert ((ours.double() - right).abs() / right)[:-3].max() < 4e-7
