@@ -601,3 +601,8 @@ def test_the_drawer_of_a_narrow_screen_closes_when_the_open_chat_is_picked(open_
     tab.page.get_by_role("button", name="List of chats").click()
     tab.page.locator("#fs-sidebar a[aria-current]").click()
     expect(tab.page.locator("#fs-sidebar")).to_be_hidden()
+    tab.page.get_by_role("button", name="List of chats").press("Enter")
+    expect(tab.page.get_by_role("searchbox", name="Search chats")).to_be_focused()
+    tab.page.keyboard.press("Escape")
+    expect(tab.page.locator("#fs-sidebar")).to_be_hidden()
+    expect(tab.page.get_by_role("button", name="List of chats")).to_be_focused()

@@ -296,11 +296,19 @@ class ChatList {
 
   #key(event) {
     const isCommand = event.ctrlKey || event.metaKey;
-    if (isCommand && !event.shiftKey && event.key.toLowerCase() === "k") this.#showSearch();
+    if (event.key === "Escape" && this.#root.contains(event.target)) this.#closeDrawer(event);
+    else if (isCommand && !event.shiftKey && event.key.toLowerCase() === "k") this.#showSearch();
     else if (event.altKey && !isCommand && event.key === "ArrowDown") this.#step(1);
     else if (event.altKey && !isCommand && event.key === "ArrowUp") this.#step(-1);
     else return;
     event.preventDefault();
+  }
+
+  #closeDrawer(event) {
+    this.#root.classList.remove("fs-open");
+    if (this.#root.checkVisibility()) return; // it is no drawer on a wide screen
+    event.stopImmediatePropagation(); // it does not stop an answer as well
+    document.getElementById("fs-show-list").focus();
   }
 
   #showSearch() {
