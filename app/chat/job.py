@@ -191,11 +191,10 @@ class _Room:
 
     def _next_step(self, *, is_full: bool) -> str:
         why = "An answer needs room for 1 token more. " if is_full else ""
-        shorter = "Please reduce the length of the messages or completion"
         if self.info.max_model_len >= self.info.context_length:
-            return f"{why}{shorter}."
+            return f"{why}Please reduce the length of the messages or completion."
         return (
-            f"{why}{shorter}, or load the model with a larger context "
+            f"{why}Please reduce the length of the messages or completion, or load the model with a larger context "
             f"(`--max-model-len`, at most {self.info.context_length})."
         )
 

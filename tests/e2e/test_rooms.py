@@ -377,7 +377,9 @@ def test_every_sentence_of_the_server_is_found_in_the_pages_language(tab: Callab
             let at = 0;
             const values = [];
             const text = english.replaceAll("{}", () => { values.push(`x${at}`); at += 1; return `x${at - 1}`; });
-            return localized(text) !== filled(words, values).trim();
+            const whole = filled(words, values).trim();
+            const beside = english.endsWith(".") ? localized(`${text} Try again.`) : `${whole}请重试。`;
+            return localized(text) !== whole || beside !== `${whole}请重试。`;
         });
     }""")
     assert wrong == []

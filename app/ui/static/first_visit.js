@@ -73,7 +73,7 @@ async function look(model, state) {
     t(`models.state.${download.state}`),
     size ? percent(done / size) : "",
     left ? t("models.left", { time: duration(left) }) : "",
-    error ? localized([error.message, error.hint].filter(Boolean).join(" ")) : "",
+    error ? [error.message, error.hint].filter(Boolean).map(localized).join(" ") : "",
   ];
   draw(state, size ? done / size : null, told.filter(Boolean).join(" · "));
   if (UNDER_WAY.includes(download.state)) setTimeout(() => look(model, state).catch((e) => draw(state, null, e.message)), LOOK_EVERY_MS);

@@ -145,7 +145,7 @@ export class ModelRow {
     return [
       progress(size_bytes ? done_bytes / size_bytes : stage === "queued" ? null : 0, t("models.downloading", { model: this.model.id })),
       el("p", { class: "fr-quiet", text: told.filter(Boolean).join(" · ") }),
-      error ? el("p", { class: "fr-said", data: { kind: "error" }, text: localized([error.message, error.hint].filter(Boolean).join(" ")) }) : null,
+      error ? el("p", { class: "fr-said", data: { kind: "error" }, text: [error.message, error.hint].filter(Boolean).map(localized).join(" ") }) : null,
     ].filter(Boolean);
   }
 

@@ -4,52 +4,47 @@
 // these. A value may be a sentence again. tests/app/ui/test_server_words.py finds sentences that no table has.
 
 const MOST_KEPT = 500; // texts that were met lately; a page meets few
-const LEAST_LETTERS = 4; // a template of fewer, as "{} and {}", fits nearly all texts: it comes last
 
-/** text -> the same in the table's language; what no template fits stays as it is. */
+/** text -> the same in the table's language. Of all readings it takes the one by which most characters are known: a
+ *  value could take in the next sentence, too. What no template fits stays as it is. */
 export function translator(table) {
-  const templates = Object.entries(table).map(([english, words]) => ({ pieces: english.trim().split("{}"), words }));
-  templates.sort((a, b) => letters(b) - letters(a)); // those that say most are tried first
-  const from = templates.findIndex((template) => letters(template) < LEAST_LETTERS);
-  const [telling, bare] = from < 0 ? [templates, []] : [templates.slice(0, from), templates.slice(from)];
-  const known = new Map();
+  const templates = Object.entries(table).map(([english, words]) => {
+    const pieces = english.trim().split("{}");
+    return { pieces, words, known: pieces.join("").length };
+  });
+  const met = new Map(); // text -> its best reading: words, and how many of its characters are known
 
-  function whole(text, among = telling) {
-    for (const { pieces, words } of among) {
-      const values = valuesIn(text, pieces);
-      if (values) return words.replace(/\{(\d+)\}/g, (_, at) => translate(values[at]));
-    }
-    return null;
-  }
-
-  /** Some sentences together: a message and its hint. */
-  function sentences(text) {
-    for (const { index } of text.matchAll(/(?<=[.!?…]) +/g)) {
-      const first = whole(text.slice(0, index));
-      if (first !== null) return first + translate(text.slice(index));
-    }
-    return null;
-  }
-
-  function listed(text) {
-    const parts = text.split("; ");
-    return parts.length > 1 ? parts.map(translate).join("；") : null;
-  }
-
-  function translate(text) {
+  function read(text) {
     const trimmed = text.trim();
-    if (!trimmed) return "";
-    if (!known.has(trimmed)) {
-      if (known.size >= MOST_KEPT) known.clear();
-      known.set(trimmed, whole(trimmed) ?? sentences(trimmed) ?? listed(trimmed) ?? whole(trimmed, bare) ?? trimmed);
+    if (!met.has(trimmed)) {
+      let best = { words: trimmed, known: 0 };
+      for (const reading of readings(trimmed)) if (reading.known > best.known) best = reading;
+      if (met.size >= MOST_KEPT) met.clear();
+      met.set(trimmed, best);
+      return best;
     }
-    return known.get(trimmed);
+    return met.get(trimmed);
   }
-  return translate;
+
+  function* readings(text) {
+    for (const { pieces, words, known } of templates) {
+      const values = valuesIn(text, pieces)?.map(read);
+      if (values) yield { words: words.replace(/\{(\d+)\}/g, (_, at) => values[at].words), known: known + knownOf(values) };
+    }
+    for (const { index } of text.matchAll(/(?<=[.!?…]) +/g)) { // a message and its hint
+      yield joined([read(text.slice(0, index)), read(text.slice(index))], "");
+    }
+    if (text.includes("; ")) yield joined(text.split("; ").map(read), "；");
+  }
+  return (text) => read(text).words;
 }
 
-function letters({ pieces }) {
-  return pieces.join("").match(/\p{L}/gu)?.length ?? 0;
+function joined(parts, between) {
+  return { words: parts.map((part) => part.words).join(between), known: knownOf(parts) };
+}
+
+function knownOf(parts) {
+  return parts.reduce((sum, part) => sum + part.known, 0);
 }
 
 /** The values between a template's pieces; null where the text does not follow it. */

