@@ -6,50 +6,60 @@ Knows ids and tokens only; the memory behind an id belongs to the runner. The sc
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from hashlib import blake2b
+from operator import le
+from struct import Struct
 from typing import NamedTuple
 
-# Names a whole prefix: every token from the start of a sequence to the end of one full block.
-PrefixId = int
-NO_PREFIX: PrefixId = 0
+from engine.layout import Window, num_passed
 
-# A full block's place in the chain: the prefix before it, and its own tokens. Equal keys are equal histories,
-# exactly: the dict that is asked compares the tokens and the parent, and a PrefixId is never given twice.
-_Key = tuple[PrefixId, tuple[int, ...]]
+# Names a whole prefix: every token from the start of a sequence to the end of one full block. A digest of the prefix
+# before the block and of its own tokens, so that a block is found by its history though blocks before it are gone, as
+# those that a window has passed by. At 16 bytes of BLAKE2b equal names are equal histories.
+PrefixId = bytes
+NO_PREFIX: PrefixId = b""
+_PREFIX_BYTES = 16
 
 
 class _Worth(IntEnum):
     """What would be lost with a free block; those worth least are handed out first."""
 
     NOTHING = 0  # it cannot be found
-    LITTLE = 1  # found by the prefix cache, and held by nobody so far whose cache is to be kept
+    LITTLE = 1  # found by the prefix cache, and held to its end by nobody so far whose cache is to be kept
     MUCH = 2
 
 
 class Block:
-    """One block: who counts on it, and under which key it can be found (None until its KV is final).
+    """One block: who counts on it, and by which prefix it can be found.
 
+    prefix   and group: None until its KV is final
     is_kept  one of those who held it, since it was handed out, wants its cache kept
     """
 
-    __slots__ = ("block_id", "is_kept", "key", "prefix", "ref_count")
+    __slots__ = ("block_id", "group", "is_kept", "prefix", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
-        self.key: _Key | None = None
-        self.prefix = NO_PREFIX
+        self.prefix: PrefixId | None = None
+        self.group = 0
         self.is_kept = False
 
     @property
     def worth(self) -> _Worth:
-        if self.key is None:
+        if self.prefix is None:
             return _Worth.NOTHING
         return _Worth.MUCH if self.is_kept else _Worth.LITTLE
 
 
 class PrefixMatch(NamedTuple):
-    """Blocks that already hold the beginning of some tokens; `num_idle` of them are held by no sequence now."""
+    """Blocks that already hold the beginning of some tokens.
 
+    tables     of each group, as long as each other; before a group's window there is nothing, and a 0 in its place
+    block_ids  the blocks that there are; `num_idle` of them are held by no sequence now
+    """
+
+    tables: tuple[tuple[int, ...], ...]
     block_ids: tuple[int, ...]
     prefix: PrefixId
     num_idle: int
@@ -58,22 +68,31 @@ class PrefixMatch(NamedTuple):
 class BlockPool:
     """KV blocks, shared between sequences by prefix. Those below `num_blocks` exist; `resize` cuts the upper ones off.
 
-    A full block is found by the chain of its tokens and its parent's. A freed block keeps its key until it is
-    handed out again, so that a later prompt may revive it. Blocks that can never be found go first, then those of
-    passing sequences, then the others; among equals the least recently used; within one sequence the tail goes first,
-    since a block is useless without its parents.
+    A full block is found by the chain of its tokens and its parent's, each group's by itself. A freed block can be
+    found until it is handed out again, so that a later prompt may revive it. Blocks that can never be found go first,
+    then those of passing sequences, then the others; among equals the least recently used; within one sequence the tail
+    goes first, since a block is useless without its parents.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        windows: tuple[Window, ...] = (None,),
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        """windows: of each group of layers."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.windows = windows
         self.enable_prefix_caching = enable_prefix_caching
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._free: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in _Worth)  # next to go comes first
         self._free[_Worth.NOTHING].update(dict.fromkeys(range(num_blocks)))
         self.num_free = num_blocks
-        self._by_key: dict[_Key, Block] = {}
-        self._last_prefix = NO_PREFIX
+        self._by_prefix: tuple[dict[PrefixId, Block], ...] = tuple({} for _ in windows)
+        self._pack = Struct(f"{block_size}i").pack
 
     @property
     def num_used(self) -> int:
@@ -89,17 +108,39 @@ class BlockPool:
         return -(-num_tokens // self.block_size)
 
     def match(self, token_ids: Sequence[int], max_tokens: int) -> PrefixMatch:
-        """The longest cached beginning of `token_ids`, in full blocks within the first `max_tokens`. Takes nothing."""
-        block_ids: list[int] = []
-        prefix, num_idle = NO_PREFIX, 0
-        for end in range(self.block_size, max_tokens + 1, self.block_size):
-            block = self._by_key.get((prefix, tuple(token_ids[end - self.block_size : end])))
-            if block is None:
+        """The longest cached beginning of `token_ids`, in full blocks within the first `max_tokens`. Takes nothing.
+
+        Of a group with a window it takes the blocks that the next token would see.
+        """
+        size, prefix = self.block_size, NO_PREFIX
+        columns: list[list[Block | None]] = []
+        num_missing = [0] * len(self.windows)  # leading blocks, up to the last that is not there
+        best, best_prefix = 0, NO_PREFIX
+        for end in range(size, max_tokens + 1, size):
+            prefix = self._prefix_of(prefix, token_ids[end - size : end])
+            columns.append([by_prefix.get(prefix) for by_prefix in self._by_prefix])
+            for group, block in enumerate(columns[-1]):
+                if block is None:
+                    num_missing[group] = len(columns)
+            passed = [num_passed(window, end, size) for window in self.windows]
+            if all(map(le, num_missing, passed)):
+                best, best_prefix = len(columns), prefix
+            elif any(map(_is_lost, num_missing, self.windows)):
                 break
-            block_ids.append(block.block_id)
-            prefix = block.prefix
-            num_idle += block.ref_count == 0
-        return PrefixMatch(tuple(block_ids), prefix, num_idle)
+        return self._match_of(columns[:best], best_prefix)
+
+    def _match_of(self, columns: list[list[Block | None]], prefix: PrefixId) -> PrefixMatch:
+        num_tokens, found, tables = len(columns) * self.block_size, list[Block](), []
+        for group, window in enumerate(self.windows):
+            passed = num_passed(window, num_tokens, self.block_size)
+            held = [block for column in columns[passed:] if (block := column[group]) is not None]
+            tables.append((0,) * passed + tuple(block.block_id for block in held))
+            found += held
+        block_ids = tuple(block.block_id for block in found)
+        return PrefixMatch(tuple(tables), block_ids, prefix, sum(block.ref_count == 0 for block in found))
+
+    def _prefix_of(self, parent: PrefixId, token_ids: Sequence[int]) -> PrefixId:
+        return blake2b(parent + self._pack(*token_ids), digest_size=_PREFIX_BYTES).digest()
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Hold blocks that `match` found; idle ones leave the free list and keep what is in them."""
@@ -128,22 +169,19 @@ class BlockPool:
             if block.ref_count == 0:
                 self._set_free(block)
 
-    def publish(self, block_id: int, parent: PrefixId, token_ids: tuple[int, ...]) -> PrefixId:
-        """Let a full block be found, once its KV is final. Returns the prefix that ends with it.
+    def publish(self, block_ids: Sequence[int], parent: PrefixId, token_ids: Sequence[int]) -> PrefixId:
+        """Let full blocks be found, one of each group for the same tokens, once their KV is final. Returns the prefix
+        that ends with them.
 
-        Where another block already holds the same prefix, that one stays the one to be found.
+        Where another block already holds the same prefix for a group, that one stays the one to be found.
         """
         if not self.enable_prefix_caching:
             return NO_PREFIX
-        key = (parent, token_ids)
-        known = self._by_key.get(key)
-        if known is not None:
-            return known.prefix
-        self._last_prefix += 1
-        block = self._blocks[block_id]
-        block.key, block.prefix = key, self._last_prefix
-        self._by_key[key] = block
-        return block.prefix
+        prefix = self._prefix_of(parent, token_ids)
+        for group, block_id in enumerate(block_ids):
+            block = self._by_prefix[group].setdefault(prefix, self._blocks[block_id])
+            block.prefix, block.group = prefix, group
+        return prefix
 
     def missing_below(self, num_blocks: int) -> int:
         """Blocks above a cut that sequences hold, less those below it that nobody does; 0 if all fit."""
@@ -171,26 +209,25 @@ class BlockPool:
         block_id = self._hand_out()
         target = self._blocks[block_id]
         target.ref_count, target.is_kept = block.ref_count, block.is_kept
-        if block.key is not None:
-            target.key, target.prefix = block.key, block.prefix
-            self._by_key[block.key] = target
+        if block.prefix is not None:
+            target.prefix, target.group = block.prefix, block.group
+            self._by_prefix[block.group][block.prefix] = target
         return block_id
 
-    def check(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Assert the pool's invariants, given the tables of every sequence that holds blocks. For tests."""
-        holders = Counter(block_id for table in block_tables for block_id in table)
+    def check(self, held: Iterable[Sequence[int]]) -> None:
+        """Assert the pool's invariants, given the blocks that every sequence holds. For tests."""
+        holders = Counter(block_id for block_ids in held for block_id in block_ids)
         for block in self._blocks:
             assert block.ref_count == holders[block.block_id], f"block {block.block_id}: references and tables differ"
             lists = [worth for worth in _Worth if block.block_id in self._free[worth]]
             expected = [block.worth] if block.ref_count == 0 else []
             assert lists == expected, f"block {block.block_id}: free or not?"
-            assert block.key is None or self._by_key.get(block.key) is block, f"block {block.block_id}: lost its key"
-            assert block.key is None or len(block.key[1]) == self.block_size, f"block {block.block_id}: key not full"
+            is_found = block.prefix is not None and self._by_prefix[block.group].get(block.prefix) is block
+            assert is_found or block.prefix is None, f"block {block.block_id}: lost its prefix"
         assert [block.block_id for block in self._blocks] == list(range(self.num_blocks)), "blocks that do not exist"
         assert self.num_free == sum(map(len, self._free)), "free blocks were counted wrong"
-        keyed = [block for block in self._blocks if block.key is not None]
-        assert len(keyed) == len(self._by_key), "a key without its block"
-        assert len({block.prefix for block in keyed}) == len(keyed), "two blocks with one prefix id"
+        num_found = sum(block.prefix is not None for block in self._blocks)
+        assert num_found == sum(map(len, self._by_prefix)), "a prefix without its block"
 
     def _set_free(self, block: Block) -> None:
         free = self._free[block.worth]
@@ -212,6 +249,11 @@ class BlockPool:
 
     def _forget(self, block: Block) -> None:
         """What was cached in it."""
-        if block.key is not None:
-            del self._by_key[block.key]
-            block.key, block.prefix = None, NO_PREFIX
+        if block.prefix is not None:
+            del self._by_prefix[block.group][block.prefix]
+            block.prefix = None
+
+
+def _is_lost(num_missing: int, window: Window) -> bool:
+    """Of a group: no longer beginning can be whole."""
+    return window is None and num_missing > 0

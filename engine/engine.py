@@ -85,6 +85,7 @@ class Engine:
         self._pool = BlockPool(
             runner.memory.num_blocks,
             runner.memory.block_size,
+            windows=runner.memory.windows,
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._scheduler = Scheduler(
@@ -96,7 +97,8 @@ class Engine:
         )
         self._smallest_pool = min(_SMALLEST_POOL, runner.info.max_model_len)  # that it may be resized to
         self._policy = config.scheduler_policy
-        self._whole_kv_bytes, self._whole_tokens = runner.memory.kv_bytes, runner.memory.kv_tokens
+        self._whole_kv_bytes, self._whole_blocks = runner.memory.kv_bytes, runner.memory.num_blocks
+        self._max_length = self._longest(self._whole_blocks)
         self._max_in_flight = runner.info.max_num_seqs + config.max_queued_requests
         self._desk = GrammarDesk(runner.compile_grammar, on_compiled)
         self._seeds = random.Random(config.seed)
@@ -114,9 +116,9 @@ class Engine:
     def memory(self) -> MemoryReport:
         return self._runner.memory
 
-    @property
-    def _max_length(self) -> int:
-        return min(self._info.max_model_len, self.memory.kv_tokens)
+    def _longest(self, num_blocks: int) -> int:
+        """Tokens that a sequence may have in so many blocks."""
+        return self.memory.layout.longest(num_blocks, self._info.max_model_len)
 
     @property
     def has_work(self) -> bool:
@@ -235,7 +237,7 @@ class Engine:
         then it is as before.
         """
         num_blocks = self._runner.blocks_within(max(self._whole_kv_bytes - give_back_bytes, 0))
-        self._check_all_fit(num_blocks * self._pool.block_size)
+        self._check_all_fit(num_blocks)
         events = []
         while self._under_way:
             events += self._settle_oldest()
@@ -244,15 +246,18 @@ class Engine:
             self._scheduler.resize(num_blocks)
         elif num_blocks < self._pool.num_blocks:
             self._runner.resize_kv(num_blocks, self._scheduler.resize(num_blocks))
+        self._max_length = self._longest(num_blocks)
         for sequence in self._desk.sequences:
             sequence.fit(self._max_length)
         return events
 
-    def _check_all_fit(self, most_tokens: int) -> None:
+    def _check_all_fit(self, num_blocks: int) -> None:
         lengths = [sequence.length for sequence in (*self._scheduler.sequences, *self._desk.sequences)]
         needed = max(max(lengths, default=0) + 1, self._smallest_pool)
-        if most_tokens < needed:
-            most_bytes = self._whole_kv_bytes * (1 - needed / max(self._whole_tokens, 1))
+        needed_blocks = self.memory.layout.needed(needed)
+        if num_blocks < needed_blocks:
+            most_bytes = self._whole_kv_bytes * (1 - needed_blocks / max(self._whole_blocks, 1))
+            most_tokens = self.memory.layout.longest(num_blocks, needed)
             raise BadRequest(
                 f"The KV cache would hold {most_tokens} tokens; the requests that run or wait need {needed}. "
                 f"At most {max(most_bytes, 0) / 1e9:.2f} GB can be given back now."

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from engine.config import EngineConfig
 from engine.errors import BadRequest
-from engine.memory import Machine, Parts, asked_context
+from engine.memory import Machine, Parts, asked_context, batched_tokens
 from engine.model.spec import ModelSpec, MoeSpec
 from engine.quant.stated import Stated
 from engine.weights.held import BYTES, Headers, weights_bytes
@@ -17,11 +17,6 @@ GRAPH_ROWS: tuple[int, ...] = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 12
 # Memory of captured steps beyond their largest activations: what cuBLAS works in (32 MiB on Hopper, 8 elsewhere); and
 # tensors below 1 MiB, for which the allocator keeps pieces of their own. The others it gets in pieces of 20 MiB.
 _GRAPH_LIBRARY_BYTES, GRAPH_SMALL_BYTES, _GRAPH_PIECE_BYTES = 40 << 20, 8 << 20, 20 << 20
-
-# Tokens of the largest step where nobody asks for a number. A card makes 4-bit weights dense once a step, so larger
-# ones are quicker; they also take memory (0.4 MB a token at Llama 3.1 8B), of which only a large card has enough.
-_CPU_TOKENS, _CARD_TOKENS, _LARGE_CARD_TOKENS = 512, 2048, 8192
-_LARGE_CARD_BYTES = 40_000_000_000
 
 _FP32_BYTES = 4
 _LIBRARIES_BYTES = 12_000_000  # what libraries work in, and the attention's parts
@@ -49,15 +44,6 @@ def quantizes_head(config: EngineConfig, kind: str, dtype: str, *, is_quantized:
     if config.quantize_lm_head != "auto":
         return config.quantize_lm_head == "on"
     return kind == "cuda" and is_quantized and dtype != "float32"
-
-
-def batched_tokens(config: EngineConfig, device: Machine) -> int:
-    """Of the largest step."""
-    if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    if device.kind == "cpu":
-        return _CPU_TOKENS
-    return _LARGE_CARD_TOKENS if device.total_bytes() >= _LARGE_CARD_BYTES else _CARD_TOKENS
 
 
 def can_be_captured(spec: ModelSpec, stated: Stated | None) -> bool:

@@ -14,8 +14,9 @@ from kernels.paged_kv import SHORT_QUERIES
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """
-    token_ids     [tokens] int64;  positions [tokens] int64;  slot_mapping [tokens] int64
-    block_table   [sequences, max_blocks] int32, padded with 0 past a sequence's own blocks
+    token_ids     [tokens] int64;  positions [tokens] int64
+    slot_mappings of each group of layers: [tokens] int64
+    block_tables  of each group: [sequences, max_blocks] int32, padded with 0 past a sequence's own blocks
     seq_lens      [sequences] int32, tokens in the cache after this step
     cu_seqlens_q  [sequences + 1] int32
     sample_rows   [samples] int64, rows whose hidden state gives a token
@@ -25,8 +26,8 @@ class ForwardBatch:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    block_table: torch.Tensor
+    slot_mappings: tuple[torch.Tensor, ...]
+    block_tables: tuple[torch.Tensor, ...]
     seq_lens: torch.Tensor
     cu_seqlens_q: torch.Tensor
     sample_rows: torch.Tensor
@@ -41,7 +42,12 @@ def forward_batch(plan: BatchPlan, block_size: int, device: torch.device, last_t
     bounds = list(accumulate((s.num_tokens for s in sequences), initial=0))
     ends = [s.start + s.num_tokens for s in sequences]
     widest = max(-(-end // block_size) for end in ends)
-    tables = [_padded(s.block_table, -(-end // block_size), widest) for s, end in zip(sequences, ends, strict=True)]
+    groups = range(len(sequences[0].block_tables))
+    mapping = [list(chain.from_iterable(_slots(s, group, block_size) for s in sequences)) for group in groups]
+    tables = [
+        [_padded(s.block_tables[group], -(-end // block_size), widest) for s, end in zip(sequences, ends, strict=True)]
+        for group in groups
+    ]
     sample_rows = [bound - 1 for s, bound in zip(sequences, bounds[1:], strict=True) if s.samples]
 
     def moved(values: list[int] | list[list[int]], dtype: torch.dtype) -> torch.Tensor:
@@ -54,8 +60,8 @@ def forward_batch(plan: BatchPlan, block_size: int, device: torch.device, last_t
     return ForwardBatch(
         token_ids=token_ids,
         positions=moved(list(chain.from_iterable(_positions(s) for s in sequences)), torch.int64),
-        slot_mapping=moved(list(chain.from_iterable(_slots(s, block_size) for s in sequences)), torch.int64),
-        block_table=moved(tables, torch.int32),
+        slot_mappings=tuple(moved(of_group, torch.int64) for of_group in mapping),
+        block_tables=tuple(moved(of_group, torch.int32) for of_group in tables),
         seq_lens=moved(ends, torch.int32),
         cu_seqlens_q=moved(bounds, torch.int32),
         sample_rows=moved(sample_rows, torch.int64),
@@ -78,14 +84,14 @@ def _positions(sequence: ScheduledSequence) -> range:
     return range(sequence.start, sequence.start + sequence.num_tokens)
 
 
-def _slots(sequence: ScheduledSequence, block_size: int) -> Iterator[int]:
+def _slots(sequence: ScheduledSequence, group: int, block_size: int) -> Iterator[int]:
     """Block by block, not token by token."""
     first, skipped = divmod(sequence.start, block_size)
     end = -(-(sequence.start + sequence.num_tokens) // block_size)
-    blocks = sequence.block_table[first:end]
+    blocks = sequence.block_tables[group][first:end]
     slots = chain.from_iterable(range(block * block_size, (block + 1) * block_size) for block in blocks)
     return islice(slots, skipped, skipped + sequence.num_tokens)
 
 
-def _padded(table: tuple[int, ...] | list[int], used: int, width: int) -> list[int]:
+def _padded(table: tuple[int, ...], used: int, width: int) -> list[int]:
     return list(table[:used]) + [0] * (width - used)

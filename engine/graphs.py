@@ -60,6 +60,7 @@ class DecodeGraphs:
             max_rows=self._max_rows,
             max_blocks=self._widths[-1],
             block_size=block_size,
+            num_groups=len(cache.windows),
             spare_slot=max_num_seqs,
             device=last_token_ids.device,
         )
@@ -85,7 +86,7 @@ class DecodeGraphs:
         sequences = plan.sequences
         self._place_known_ids(sequences)
         rows = GRAPH_ROWS[bisect_left(GRAPH_ROWS, len(sequences))]
-        widest = max([len(sequence.block_table) for sequence in sequences])
+        widest = max([len(sequence.block_tables[0]) for sequence in sequences])
         decoded = self._run(sequences, rows, self._widths[bisect_left(self._widths, widest)])
         return Decoded(*(part[: len(sequences)] for part in decoded))
 

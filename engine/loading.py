@@ -15,9 +15,9 @@ import torch
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest
-from engine.forecast import batched_tokens, can_be_captured, compute_dtype, forecast, quantizes_head
+from engine.forecast import can_be_captured, compute_dtype, forecast, quantizes_head
 from engine.graphs import Capture, DecodeGraphs
-from engine.memory import MemoryPlan, Parts, asked_context, check_weights_fit, plan_cache, with_pool_of
+from engine.memory import MemoryPlan, Parts, asked_context, batched_tokens, check_weights_fit, plan_cache, with_pool_of
 from engine.model.builder import DecoderBuilder
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
@@ -118,7 +118,7 @@ def make_runner(
     runner = ModelRunner(decoder, cache, sampler, grammars, device, info, report, last_token_ids, graphs)
 
     on_progress("warming up", 0.95)
-    probe = probe_plan((1,), config.block_size)
+    probe = probe_plan((1,), config.block_size, len(cache.windows))
     runner.submit(probe).wait()
     _check_first_logits(runner.logits(probe), dtype)
     if graphs is not None:

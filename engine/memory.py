@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import BadRequest, OutOfMemory
+from engine.layout import CacheLayout
 from engine.model.spec import ModelSpec
 from engine.types import MemoryReport
 from engine.weights.held import BYTES
@@ -20,6 +21,12 @@ CPU_KV_SHARE, CPU_KV_MOST_BYTES = 0.25, 4_000_000_000
 _SMALLEST_CONTEXT = 256  # below this a chat is of no use: better an error than a pool of a few words
 _GOOD_CONTEXT = 8192  # tokens; a KV cache in 16 bits that holds less gives way to one in int8
 _SCALE_BYTES = 2  # of a key or value in int8
+
+# Tokens of the largest step where nobody asks for a number. A card makes 4-bit weights dense once a step, so larger
+# ones are quicker; they also take memory (0.4 MB a token at Llama 3.1 8B), of which only a large card has enough.
+_CPU_TOKENS, _CARD_TOKENS, _LARGE_CARD_TOKENS = 512, 2048, 8192
+_LARGE_CARD_BYTES = 40_000_000_000
+
 _KV_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
 
@@ -69,11 +76,43 @@ class MemoryPlan:
     max_model_len: int
 
 
-def bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
-    """What one token takes in the KV cache, over all layers, scales of int8 included."""
-    scale = _SCALE_BYTES if kv_dtype == "int8" else 0
-    caches = (layer.cache for layer in spec.layers)
-    return sum(2 * cache.num_kv_heads * (cache.head_dim * BYTES[kv_dtype] + scale) for cache in caches)
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """What sequences take of the KV cache."""
+
+    layout: CacheLayout
+    block_bytes: int
+    num_empty: int = 0  # places of layers that the model lacks, in each block of some group
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Most that one sequence ever takes."""
+        return self.layout.needed(num_tokens) * self.block_bytes
+
+    def per_token(self, num_tokens: int) -> float:
+        """On average, of a sequence of so many whose prompt is computed."""
+        return self.layout.needed(num_tokens, 1) * self.block_bytes / num_tokens
+
+    @property
+    def per_token_more(self) -> float:
+        """Of a sequence that has outgrown all windows."""
+        return self.layout.windows.count(None) * self.block_bytes / self.layout.block_size
+
+
+def cache_sizes(spec: ModelSpec, kv_dtype: str, block_size: int, step_tokens: int) -> CacheSizes:
+    """kv_dtype: of the KV cache; the scales of int8 are included. step_tokens: of the largest step."""
+    groups, scale = spec.layer_groups, _SCALE_BYTES if kv_dtype == "int8" else 0
+    of_layers = (spec.layers[groups.places.index((0, place))].cache for place in range(groups.size))
+    token_bytes = sum(2 * cache.num_kv_heads * (cache.head_dim * BYTES[kv_dtype] + scale) for cache in of_layers)
+    return CacheSizes(CacheLayout(block_size, groups.windows, step_tokens), token_bytes * block_size, groups.num_empty)
+
+
+def batched_tokens(config: EngineConfig, device: Machine) -> int:
+    """Of the largest step."""
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    if device.kind == "cpu":
+        return _CPU_TOKENS
+    return _LARGE_CARD_TOKENS if device.total_bytes() >= _LARGE_CARD_BYTES else _CARD_TOKENS
 
 
 def plan_cache(
@@ -84,44 +123,45 @@ def plan_cache(
     Raises as `plan_memory`.
     """
 
+    def sizes(kv_dtype: str) -> CacheSizes:
+        return cache_sizes(spec, kv_dtype, config.block_size, batched_tokens(config, device))
+
     def plan(kv_dtype: str) -> tuple[MemoryPlan, str]:
-        return plan_memory(config, spec, device, parts, bytes_per_token(spec, kv_dtype)), kv_dtype
+        return plan_memory(config, spec, device, parts, sizes(kv_dtype)), kv_dtype
 
     if config.kv_cache_dtype != "auto":
         return plan(_KV_DTYPES[config.kv_cache_dtype])
     wanted = config.max_model_len or min(spec.context_length, _GOOD_CONTEXT)
-    if device.kind == "cpu" or kv_tokens(config, device, parts, bytes_per_token(spec, dtype)) >= wanted:
+    if device.kind == "cpu" or sizes(dtype).bytes_for(wanted) <= _kv_budget(config, device, parts, CUDA_RESERVE_BYTES):
         return plan(dtype)
     found, kv_dtype = plan("int8")
     note = f"KV cache in int8: in 16 bits it would hold less than {wanted} tokens."
     return replace(found, report=replace(found.report, notes=(note, *found.report.notes))), kv_dtype
 
 
-def plan_memory(config: EngineConfig, spec: ModelSpec, device: Machine, parts: Parts, token_bytes: int) -> MemoryPlan:
-    """token_bytes: of KV cache, over all layers.
-
-    Raises OutOfMemory (with needed and free, by part) or BadRequest (a context beyond the model's).
-    """
-    asked = asked_context(config, spec)
-    block_bytes = token_bytes * config.block_size
+def plan_memory(config: EngineConfig, spec: ModelSpec, device: Machine, parts: Parts, sizes: CacheSizes) -> MemoryPlan:
+    """Raises OutOfMemory (with needed and free, by part) or BadRequest (a context beyond the model's)."""
+    asked, layout = asked_context(config, spec), sizes.layout
     reserve = CUDA_RESERVE_BYTES if device.kind == "cuda" else 0
     if device.kind == "cuda":
-        _check_parts_fit(config, device, parts, reserve, token_bytes * min(_SMALLEST_CONTEXT, asked))
+        _check_parts_fit(config, device, parts, reserve, sizes.bytes_for(min(_SMALLEST_CONTEXT, asked)))
     budget = _kv_budget(config, device, parts, reserve)
-    most_useful = config.max_num_seqs * -(-asked // config.block_size)
-    num_blocks = min(max(budget, 0) // block_bytes, most_useful)
-    max_model_len, notes = _fit_context(config, asked, num_blocks * config.block_size, block_bytes, budget, parts)
+    num_blocks = min(max(budget, 0) // sizes.block_bytes, layout.useful(config.max_num_seqs, asked))
+    fitting = layout.longest(num_blocks, asked)
+    max_model_len, notes = _fit_context(config, asked, fitting, sizes.bytes_for(asked), budget, parts)
     report = MemoryReport(
         total_bytes=device.total_bytes(),
         free_bytes_at_start=parts.free_at_start,
         weights_bytes=parts.weights,
         workspace_bytes=parts.workspace,
         graphs_bytes=parts.graphs,
-        kv_bytes=num_blocks * block_bytes,
+        kv_bytes=num_blocks * sizes.block_bytes,
         reserve_bytes=reserve,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        notes=notes,
+        windows=layout.windows,
+        step_tokens=layout.step_tokens,
+        notes=(*notes, *_empty_note(sizes, spec)),
     )
     return MemoryPlan(report, max_model_len)
 
@@ -130,11 +170,6 @@ def with_pool_of(plan: MemoryPlan, measured: MemoryPlan) -> MemoryPlan:
     """`plan`, whose pool is there already, with the parts of one that was made from what was measured."""
     parts = {name: getattr(measured.report, name) for name in ("weights_bytes", "workspace_bytes", "graphs_bytes")}
     return MemoryPlan(replace(plan.report, **parts), plan.max_model_len)
-
-
-def kv_tokens(config: EngineConfig, device: Machine, parts: Parts, token_bytes: int) -> int:
-    """Tokens that a card's KV cache would hold."""
-    return max(_kv_budget(config, device, parts, CUDA_RESERVE_BYTES), 0) // token_bytes
 
 
 def asked_context(config: EngineConfig, spec: ModelSpec) -> int:
@@ -188,19 +223,28 @@ def _kv_budget(config: EngineConfig, device: Machine, parts: Parts, reserve: int
 
 
 def _fit_context(
-    config: EngineConfig, asked: int, pool_tokens: int, block_bytes: int, budget: int, parts: Parts
+    config: EngineConfig, asked: int, fitting: int, needed: int, budget: int, parts: Parts
 ) -> tuple[int, tuple[str, ...]]:
-    """The context that the pool can hold for one sequence, and what to say about it."""
-    if pool_tokens >= asked:
+    """The context, of which `fitting` tokens fit and all would need so many bytes; and what to say of it."""
+    if fitting >= asked:
         return asked, ()
-    needed = -(-asked // config.block_size) * block_bytes
     why = f"{parts.in_words()}, left for the KV cache {_gb(budget)}; {asked} tokens need {_gb(needed)}"
-    if config.max_model_len is not None or pool_tokens < min(_SMALLEST_CONTEXT, asked):
+    if config.max_model_len is not None or fitting < min(_SMALLEST_CONTEXT, asked):
         raise OutOfMemory(
             f"A context of {asked} tokens does not fit: {why}. "
             "Ask for a smaller context, give the engine more memory, or choose a smaller model."
         )
-    return pool_tokens, (f"Context set to {pool_tokens} of the model's {asked} tokens: {why}.",)
+    return fitting, (f"Context set to {fitting} of the model's {asked} tokens: {why}.",)
+
+
+def _empty_note(sizes: CacheSizes, spec: ModelSpec) -> tuple[str, ...]:
+    if not sizes.num_empty:
+        return ()
+    num_groups = len(sizes.layout.windows)
+    return (
+        f"The KV cache is shared by {num_groups} groups of layers of one size, by their windows: of "
+        f"{len(spec.layers) + sizes.num_empty} places {sizes.num_empty} stay empty.",
+    )
 
 
 def _gb(num_bytes: int | float) -> str:

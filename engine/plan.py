@@ -34,7 +34,8 @@ class ScheduledSequence(NamedTuple):
     feeds_last     True where the one token to feed is the id that the slot sampled last: the host may not know it yet,
                    so token_ids holds a 0 in its place
     start          tokens of this sequence whose KV is already in the cache
-    block_table    blocks that hold positions 0 .. start + len(token_ids) - 1, in order
+    block_tables   of each group of layers the blocks that hold positions 0 .. start + len(token_ids) - 1, in order;
+                   those that a group's window has passed by are no longer its own, and never read
     samples        True where the last fed token is the sequence's last: its logits give the next token.
                    False for a prefill chunk that ends before the prompt does
     sample_position  index of the token to be sampled, counted from the start of the sequence (seeds depend on it)
@@ -51,7 +52,7 @@ class ScheduledSequence(NamedTuple):
     token_ids: tuple[int, ...]
     feeds_last: bool
     start: int
-    block_table: tuple[int, ...]
+    block_tables: tuple[tuple[int, ...], ...]
     samples: bool
     sample_position: int
     params: SamplingParams

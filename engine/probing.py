@@ -6,9 +6,9 @@ from itertools import accumulate
 import torch
 
 from engine.config import EngineConfig
-from engine.forecast import batched_tokens, most_graph_rows
+from engine.forecast import most_graph_rows
 from engine.forward import forward_batch
-from engine.memory import asked_context
+from engine.memory import asked_context, batched_tokens
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache
 from engine.plan import BatchPlan, ScheduledSequence
@@ -47,7 +47,8 @@ def compile_kernels(
     @torch.inference_mode()
     def compute(steps: Sequence[Lengths]) -> None:
         for lengths in steps:
-            batch = forward_batch(probe_plan(lengths, config.block_size), config.block_size, device.torch, no_ids)
+            plan = probe_plan(lengths, config.block_size, len(cache.windows))
+            batch = forward_batch(plan, config.block_size, device.torch, no_ids)
             logits = torch.empty(len(lengths), few.spec.vocab_size, device=device.torch)
             sampler.choose(logits, torch.arange(len(lengths), device=device.torch), batch.seq_lens, no_ids)
             few.logits(few.hidden(batch, cache)[batch.sample_rows])
@@ -86,7 +87,7 @@ def measure_workspace(config: EngineConfig, decoder: Decoder, device: Device, ca
     torch.cuda.empty_cache()  # what the load worked in
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    plan = _within(probe_plan(lengths, config.block_size), num_blocks)
+    plan = _within(probe_plan(lengths, config.block_size, len(cache.windows)), num_blocks)
     batch = forward_batch(plan, config.block_size, device.torch, torch.zeros(0))
     sampler = _sampler(decoder, len(lengths), max_len, device)
     sampler.sample(decoder.logits(decoder.hidden(batch, cache)[batch.sample_rows]), plan.sequences)
@@ -99,7 +100,8 @@ def _within(plan: BatchPlan, num_blocks: int) -> BatchPlan:
     """The same in so many blocks."""
 
     def placed(sequence: ScheduledSequence) -> ScheduledSequence:
-        return sequence._replace(block_table=tuple(block % num_blocks for block in sequence.block_table))
+        tables = (tuple(block % num_blocks for block in table) for table in sequence.block_tables)
+        return sequence._replace(block_tables=tuple(tables))
 
     return BatchPlan(tuple(map(placed, plan.sequences)))
 
@@ -116,8 +118,10 @@ def _largest(config: EngineConfig, num_tokens: int, max_len: int) -> Lengths:
     return (min(max(num_tokens // config.max_num_seqs, 1), max_len - 1),) * config.max_num_seqs
 
 
-def probe_plan(lengths: Lengths, block_size: int) -> BatchPlan:
-    """Sequences of zeros that all sample with every sampling step on."""
+def probe_plan(lengths: Lengths, block_size: int, num_groups: int) -> BatchPlan:
+    """Sequences of zeros that all sample with every sampling step on. Groups of layers have the same blocks: each layer
+    reads what it wrote itself, since all of a sequence is computed in this step.
+    """
     params = SamplingParams(
         temperature=0.9,
         top_p=0.9,
@@ -137,7 +141,7 @@ def probe_plan(lengths: Lengths, block_size: int) -> BatchPlan:
                 token_ids=(0,) * length,
                 feeds_last=False,
                 start=0,
-                block_table=tuple(range(end - _num_blocks([length], block_size), end)),
+                block_tables=(tuple(range(end - _num_blocks([length], block_size), end)),) * num_groups,
                 samples=True,
                 sample_position=length,
                 params=params,

@@ -51,10 +51,10 @@ class Replay:
         return step.recording.replay()
 
     def _record(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        rows, used = batch.block_table.shape
-        table = torch.zeros(rows, max(used, self._blocks_each), dtype=torch.int32)
-        table[:, :used] = batch.block_table
-        lasting = replace(batch, block_table=table)
+        rows, used = batch.block_tables[0].shape
+        tables = tuple(torch.zeros(rows, max(used, self._blocks_each), dtype=torch.int32) for _ in batch.block_tables)
+        lasting = replace(batch, block_tables=tables)
+        _fill_tables(lasting, batch)
         hidden, recording = ops.record(lambda: self._decoder.stacked(residual, lasting, self._cache))
         self._steps[rows] = _Step(residual, lasting, recording)
         return hidden
@@ -63,6 +63,13 @@ class Replay:
 def _fill(step: _Step, residual: torch.Tensor, batch: ForwardBatch) -> None:
     """Give the step this batch's numbers; cu_seqlens_q counts up by one in both."""
     step.residual.copy_(residual)
-    for name in ("positions", "slot_mapping", "seq_lens"):
-        getattr(step.batch, name).copy_(getattr(batch, name))
-    step.batch.block_table[:, : batch.block_table.shape[1]] = batch.block_table
+    step.batch.positions.copy_(batch.positions)
+    step.batch.seq_lens.copy_(batch.seq_lens)
+    for kept, slots in zip(step.batch.slot_mappings, batch.slot_mappings, strict=True):
+        kept.copy_(slots)
+    _fill_tables(step.batch, batch)
+
+
+def _fill_tables(lasting: ForwardBatch, batch: ForwardBatch) -> None:
+    for kept, table in zip(lasting.block_tables, batch.block_tables, strict=True):
+        kept[:, : table.shape[1]] = table

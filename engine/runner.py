@@ -154,10 +154,9 @@ class ModelRunner:
 
         Writes the cache from block 0 on, whatever lies there: for tools that run no engine on this runner.
         """
-        size = self.memory.block_size
+        size, tables = self.memory.block_size, self.memory.layout.tables_alone(len(token_ids))
         for start in range(0, len(token_ids), self.info.max_num_batched_tokens):
-            chunk = token_ids[start : start + self.info.max_num_batched_tokens]
-            plan = _chunk_plan(chunk, start, blocks=-(-(start + len(chunk)) // size))
+            plan = _chunk_plan(token_ids[start : start + self.info.max_num_batched_tokens], start, tables)
             batch = forward_batch(plan, size, self._device.torch, self._last_token_ids)
             hidden = self._decoder.hidden(batch, self._cache)
             yield from map(self._decoder.logits, hidden.split(_LOGIT_ROWS))
@@ -171,7 +170,6 @@ def _following(sequence: ScheduledSequence) -> list[int]:
     return list(sequence.known_token_ids[first : first + sequence.num_tokens])
 
 
-def _chunk_plan(token_ids: tuple[int, ...], start: int, blocks: int) -> BatchPlan:
-    """A part of one sequence that lies in the first blocks of the cache and samples nothing."""
-    table = tuple(range(blocks))
-    return BatchPlan((ScheduledSequence("", 0, 0, token_ids, False, start, table, False, 0, SamplingParams(), 0),))
+def _chunk_plan(token_ids: tuple[int, ...], start: int, tables: tuple[tuple[int, ...], ...]) -> BatchPlan:
+    """A part of one sequence that samples nothing."""
+    return BatchPlan((ScheduledSequence("", 0, 0, token_ids, False, start, tables, False, 0, SamplingParams(), 0),))

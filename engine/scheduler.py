@@ -11,6 +11,8 @@ A plan may be made while the step before is under way: its tokens count as compu
 by the device itself. That this is safe rests on the device executing steps in order. A sequence that turns out to have
 ended is in the next plan for nothing: its blocks are free at once, since whoever gets them writes later, and what that
 step wrote is never published.
+
+Blocks that a window has passed by are free when the step is settled that took it past them, after they were published.
 """
 
 import time
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 
 from engine.blocks import NO_PREFIX, BlockPool, PrefixMatch
 from engine.errors import EngineError
+from engine.layout import CacheLayout, num_passed
 from engine.pace import PrefillPace
 from engine.plan import BatchPlan, ScheduledSequence, StepOutput
 from engine.sequence import Sequence, SequenceStatus
@@ -80,6 +83,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
+        self.layout = CacheLayout(pool.block_size, pool.windows, max_num_batched_tokens)
         self.counters = Counters()
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -96,6 +100,7 @@ class Scheduler:
         self._waits_for_blocks = False  # the head of the line did not fit; look again when blocks come back
         self._free_slots = list(range(max_num_seqs))
         self._last_run_id = 0
+        self._has_windows = any(window is not None for window in pool.windows)
 
     @property
     def num_waiting(self) -> int:
@@ -120,7 +125,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Put a sequence into the line. Its max_length must fit into the pool."""
         assert sequence.request_id not in self._sequences
-        assert self.pool.blocks_for(sequence.max_length) <= self.pool.num_blocks
+        assert self.layout.needed(sequence.max_length) <= self.pool.num_blocks
         self._sequences[sequence.request_id] = sequence
         self._num_added += 1
         later_s = _handicap_s(sequence.standing) if self._is_by_priority else 0.0
@@ -169,9 +174,11 @@ class Scheduler:
             self._preempt_last(draft)
         moves = self.pool.resize(num_blocks)
         for sequence in self._running:
-            sequence.block_table = tuple(moves.get(block_id, block_id) for block_id in sequence.block_table)
+            sequence.block_tables = tuple(
+                tuple(moves.get(block_id, block_id) for block_id in table) for table in sequence.block_tables
+            )
         for sequence in self._sequences.values():
-            sequence.fit(num_blocks * self.pool.block_size)
+            sequence.fit(self.layout.longest(num_blocks, sequence.asked_length))
         self._waits_for_blocks = False
         return moves
 
@@ -212,12 +219,16 @@ class Scheduler:
         assert sorted(self._sequences) == sorted(s.request_id for s in (*self._running, *self._waiting))
         assert all(line == sorted(line, key=_rank) for line in (self._running, self._waiting)), "out of order"
         assert all(s.status is SequenceStatus.RUNNING for s in self._running)
-        assert all(s.status is SequenceStatus.WAITING and not s.block_table for s in self._waiting)
+        assert all(s.status is SequenceStatus.WAITING and not any(s.block_tables) for s in self._waiting)
         assert all(s.num_uncomputed_tokens >= 1 for s in self._sequences.values()), "nothing left to compute"
         assert all(s.length <= s.max_length for s in self._sequences.values()), "sampled past the end"
         slots = [*self._free_slots, *(s.slot for s in self._running)]
         assert sorted(slots) == list(range(self._max_num_seqs)), "a slot that nobody or more than one has"
-        self.pool.check(sequence.block_table for sequence in self._running)
+        held = [self.layout.held(sequence.block_tables, sequence.num_settled_tokens) for sequence in self._running]
+        for sequence, block_ids in zip(self._running, held, strict=True):
+            assert len(set(map(len, sequence.block_tables))) == 1, "groups whose tables differ in length"
+            assert len(block_ids) <= self.layout.needed(sequence.max_length), "more than it was said to need at most"
+        self.pool.check(held)
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -228,18 +239,21 @@ class Scheduler:
         end = min(sequence.length, start + allowed)
         if end == start or sequence.status is not SequenceStatus.RUNNING or not sequence.can_go_on:
             return
-        missing = self.pool.blocks_for(end) - len(sequence.block_table)
+        missing = self.pool.blocks_for(end) - sequence.num_places
         if missing <= 0 or self._hold_blocks(sequence, missing, draft):
             draft.num_tokens[sequence] = end - start
             draft.budget -= end - start
             draft.num_prompt_tokens += end - start if end - start > 1 else 0
 
     def _hold_blocks(self, sequence: Sequence, missing: int, draft: _Draft) -> bool:
-        """More blocks, at the cost of the last in rank; False if that came to be the sequence itself."""
-        while (block_ids := self.pool.allocate(missing)) is None:
+        """More blocks for each group, at the cost of the last in rank; False if that came to be the sequence itself."""
+        tables = sequence.block_tables
+        while (block_ids := self.pool.allocate(missing * len(tables))) is None:
             if self._preempt_last(draft) is sequence:
                 return False
-        sequence.block_table += block_ids
+        sequence.block_tables = tuple(
+            table + block_ids[group * missing : (group + 1) * missing] for group, table in enumerate(tables)
+        )
         return True
 
     def _preempt_last(self, draft: _Draft) -> Sequence:
@@ -271,7 +285,7 @@ class Scheduler:
             match = self.pool.match(sequence.token_ids, sequence.num_cacheable_tokens)
             if any(self._computes_most_of(other, sequence, match) for other in self._running):
                 return
-            needed = self._blocks_ahead(sequence) - len(match.block_ids)
+            needed = self._blocks_after(sequence, match)
             if len(self._running) == self._max_num_seqs or promised + needed > self.pool.num_free - match.num_idle:
                 if not self._outranks_the_last():
                     self._waits_for_blocks = True
@@ -287,7 +301,7 @@ class Scheduler:
         """Whether a running sequence is computing a good part of a waiting one's prompt: requests that begin alike and
         come at once would else all compute their beginning.
         """
-        size, start = self.pool.block_size, len(match.block_ids) * self.pool.block_size
+        size, start = self.pool.block_size, len(match.tables[0]) * self.pool.block_size
         if other.prefix != match.prefix or other.num_published * size != start or not self.pool.enable_prefix_caching:
             return False
         theirs, ours = other.token_ids, sequence.token_ids
@@ -309,17 +323,27 @@ class Scheduler:
 
     def _blocks_ahead(self, sequence: Sequence) -> int:
         """Blocks that a sequence does not hold yet and will need for its tokens and the look-ahead."""
+        num_settled, num_uncomputed = sequence.num_settled_tokens, sequence.num_uncomputed_tokens
+        return self._blocks_to_come(sequence, sequence.num_places, num_settled, num_uncomputed)
+
+    def _blocks_after(self, sequence: Sequence, match: PrefixMatch) -> int:
+        """The same of one that waits, and would begin with what was found."""
+        num_found = len(match.tables[0])
+        num_tokens = num_found * self.pool.block_size
+        return self._blocks_to_come(sequence, num_found, num_tokens, sequence.length - num_tokens)
+
+    def _blocks_to_come(self, sequence: Sequence, num_places: int, num_settled: int, num_uncomputed: int) -> int:
         lookahead = self._lookahead_tokens << sequence.num_preemptions
         num_tokens = min(sequence.length + lookahead, sequence.max_length)
-        return self.pool.blocks_for(num_tokens) - len(sequence.block_table)
+        return self.layout.to_come(num_tokens, num_uncomputed, num_places, num_settled)
 
     def _start(self, sequence: Sequence, match: PrefixMatch) -> None:
         assert not sequence.num_pending, "a step with this sequence is under way"
         self.pool.share(match.block_ids)
-        sequence.block_table = match.block_ids
+        sequence.block_tables = match.tables
         sequence.prefix = match.prefix
-        sequence.num_published = len(match.block_ids)
-        sequence.num_computed_tokens = len(match.block_ids) * self.pool.block_size
+        sequence.num_published = len(match.tables[0])
+        sequence.num_computed_tokens = sequence.num_settled_tokens = len(match.tables[0]) * self.pool.block_size
         sequence.status = SequenceStatus.RUNNING
         sequence.slot = self._free_slots.pop()
         self._last_run_id = sequence.run_id = self._last_run_id + 1
@@ -333,7 +357,8 @@ class Scheduler:
     # -- settling ---------------------------------------------------------------------------------------------------
 
     def _advance(self, sequence: Sequence, scheduled: ScheduledSequence) -> None:
-        """The KV of the planned tokens is final now: count it, and let blocks that became full be found.
+        """The KV of the planned tokens is final now: count it, let blocks that became full be found, and give up those
+        that the next token sees nothing of.
 
         Before the token that the step sampled is appended, all that it fed is in token_ids.
         """
@@ -341,15 +366,34 @@ class Scheduler:
         end = start + len(scheduled.token_ids)
         if start < sequence.num_prompt_tokens:
             self.counters.prompt_tokens += min(end, sequence.num_prompt_tokens) - start
-        if sequence.status is SequenceStatus.RUNNING and end // size > sequence.num_published:
+        if sequence.status is not SequenceStatus.RUNNING:
+            return
+        if end // size > sequence.num_published:
             self._publish(sequence, end // size)
+        if self._has_windows:
+            self._slide(sequence, end)
+        sequence.num_settled_tokens = end
 
     def _publish(self, sequence: Sequence, num_full: int) -> None:
         size = self.pool.block_size
         for index in range(sequence.num_published, num_full):
             block_tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
-            sequence.prefix = self.pool.publish(sequence.block_table[index], sequence.prefix, block_tokens)
+            column = [table[index] for table in sequence.block_tables]
+            sequence.prefix = self.pool.publish(column, sequence.prefix, block_tokens)
             sequence.num_published = index + 1
+
+    def _slide(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give up the blocks that the windows pass by when so many tokens are settled. They can still be found, and go
+        out before other cached ones: only who begins alike and goes on otherwise wants them.
+        """
+        size = self.pool.block_size
+        for window, table in zip(self.pool.windows, sequence.block_tables, strict=True):
+            first = num_passed(window, sequence.num_settled_tokens, size)
+            last = num_passed(window, num_tokens, size)
+            if last > first:
+                self.pool.free(table[first:last], keep=False)
+                if last > first + 1:  # more than the next tokens take again
+                    self._waits_for_blocks = False
 
     def _append(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, now_s: float) -> TokenEvent:
         sequence.token_ids.append(token_id)
@@ -385,10 +429,10 @@ class Scheduler:
         """Give up slot and blocks."""
         self._free_slots.append(sequence.slot)
         keep = sequence.standing.request_class is RequestClass.INTERACTIVE
-        self.pool.free(sequence.block_table, keep=keep)
-        sequence.block_table = ()
+        self.pool.free(self.layout.held(sequence.block_tables, sequence.num_settled_tokens), keep=keep)
+        sequence.block_tables = ()
         sequence.prefix = NO_PREFIX
-        sequence.num_published = sequence.num_computed_tokens = 0
+        sequence.num_published = sequence.num_computed_tokens = sequence.num_settled_tokens = 0
         self._waits_for_blocks = False
 
 
@@ -426,7 +470,7 @@ def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         (0,) if is_pending else tuple(sequence.token_ids[start:end]),
         is_pending,
         start,
-        sequence.block_table,
+        sequence.block_tables,
         end == length,
         length,
         sequence.params,

@@ -32,8 +32,11 @@ class Sequence:
     num_computed_tokens  tokens whose KV is in the cache once the steps under way are done; catches up with `length`,
                          there are no phases
     num_cached_tokens    prompt tokens that the prefix cache gave at the first admission
-    block_table          blocks of the positions 0 .. num_computed_tokens - 1 and of what is planned. A tuple, so that
-                         plans share it; a new one is made only when a block is added
+    block_tables         of each group of layers, as long as each other: blocks of the positions 0 ..
+                         num_computed_tokens - 1 and of what is planned. Tuples, so that plans share them; new ones are
+                         made only when blocks are added
+    num_settled_tokens   tokens whose KV is there: what a window has passed by this far is not held any more, though it
+                         stays in the table
     num_published        leading blocks that the prefix cache knows; `prefix` is the chain up to there
     slot, run_id         as in ScheduledSequence, while it runs; a preempted one keeps its old run_id, by which an id
                          that was under way still finds it
@@ -61,7 +64,8 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    block_table: tuple[int, ...] = ()
+    block_tables: tuple[tuple[int, ...], ...] = ()
+    num_settled_tokens: int = 0
     num_published: int = 0
     prefix: PrefixId = NO_PREFIX
     asked_length: int = field(init=False)
@@ -77,6 +81,11 @@ class Sequence:
     def length(self) -> int:
         """Tokens it has, those that the host does not know yet included."""
         return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_places(self) -> int:
+        """Of each of its block tables."""
+        return len(self.block_tables[0]) if self.block_tables else 0
 
     @property
     def num_uncomputed_tokens(self) -> int:

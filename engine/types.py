@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from engine.errors import EngineError
+from engine.layout import CacheLayout, Window
 
 
 class FinishReason(StrEnum):
@@ -191,6 +192,8 @@ class MemoryReport:
     """Bytes by part. `notes` says in words what was chosen and why, one line a choice.
 
     graphs_bytes  the memory that captured steps share (CUDA)
+    num_blocks    of `block_size` tokens, for one group of layers each; windows: of each group, see `CacheLayout`
+    step_tokens   that a step computes at most
     """
 
     total_bytes: int
@@ -202,11 +205,18 @@ class MemoryReport:
     num_blocks: int
     block_size: int
     graphs_bytes: int = 0
+    windows: tuple[Window, ...] = (None,)
+    step_tokens: int = 1
     notes: tuple[str, ...] = ()
 
     @property
+    def layout(self) -> CacheLayout:
+        return CacheLayout(self.block_size, self.windows, self.step_tokens)
+
+    @property
     def kv_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """Of one sequence that would fill the cache; where all layers have windows, those that it has places for."""
+        return self.layout.longest(self.num_blocks, self.num_blocks * self.block_size) if self.num_blocks else 0
 
 
 # Tokens of a step, by which steps are counted: up to so many.

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 
 from app.cli.command import Command, json_argument, table
-from app.models.fit import Fit, FitReport
+from app.models.fit import CHAT_TOKENS, Fit, FitReport
 from app.models.library import Library
 from app.settings import Settings
 
@@ -29,15 +29,19 @@ def _told(report: FitReport) -> Iterator[str]:
     yield f"{report.model}: {report.architecture}, {report.format}, {report.context_length:,} tokens of context"
     if report.window_layers:
         yield (
-            f"{report.window_layers} of {report.num_layers} layers see {report.window:,} tokens; "
-            "they keep all their KV cache for now, and are counted so."
+            f"{report.window_layers} of {report.num_layers} layers see {report.window:,} tokens, and keep no more "
+            f"in the KV cache: beyond those 1,000 tokens more take {_in_mb(report.kv_bytes_per_1k_more)}."
         )
-    per_1k = ", ".join(f"{name} {num / 1e6:.1f} MB" for name, num in report.kv_bytes_per_1k.items())
-    yield f"KV cache of 1,000 tokens: {per_1k}\n"
+    chat = f" in a chat of {min(CHAT_TOKENS, report.context_length):,}" if report.window_layers else ""
+    yield f"KV cache of 1,000 tokens{chat}: {_in_mb(report.kv_bytes_per_1k)}\n"
     yield table(("", *(found.machine for found in report.fits)), list(_rows(report.fits)))
     for found in report.fits:
         for words in (*found.notes, *found.advice):
             yield f"\n{found.machine}: {words}"
+
+
+def _in_mb(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {num / 1e6:.1f} MB" for name, num in sizes.items())
 
 
 def _rows(fits: tuple[Fit, ...]) -> Iterator[list[str]]:

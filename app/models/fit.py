@@ -11,7 +11,8 @@ from app.models.outline import Outline
 from engine.config import EngineConfig
 from engine.errors import EngineError, OutOfMemory
 from engine.forecast import can_be_captured, compute_dtype, forecast
-from engine.memory import MemoryPlan, Parts, bytes_per_token, plan_cache
+from engine.memory import MemoryPlan, Parts, cache_sizes, plan_cache
+from engine.types import MemoryReport
 
 CHAT_TOKENS = 8192
 _KV_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
@@ -51,8 +52,9 @@ class Fit:
 class FitReport:
     """A model and how it fits.
 
-    kv_bytes_per_1k  by the type of the KV cache
-    window_layers    layers that see `window` tokens; they keep all their blocks, so they cost as much as the others
+    kv_bytes_per_1k  by the type of the KV cache: the average of a conversation of 8,192 tokens, or of the whole context
+    kv_bytes_per_1k_more  of one that is longer than the windows; the same where no layer has any
+    window_layers    layers that see `window` tokens, and keep no more than those
     """
 
     model: str
@@ -63,6 +65,7 @@ class FitReport:
     window_layers: int
     window: int | None
     kv_bytes_per_1k: dict[str, int]
+    kv_bytes_per_1k_more: dict[str, int]
     fits: tuple[Fit, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -80,6 +83,8 @@ def fit(
         dtypes = {compute_dtype(config, spec, kind): None for kind in ("cuda", "cpu")} | {"int8": None}
     except EngineError as error:
         raise from_engine_error(error) from error
+    sizes = {_KV_NAMES[dtype]: cache_sizes(spec, dtype, config.block_size, 1) for dtype in dtypes}
+    chat = max(min(CHAT_TOKENS, spec.context_length) // config.block_size, 1) * config.block_size
     return FitReport(
         model=outline.name,
         architecture=spec.architecture,
@@ -88,7 +93,8 @@ def fit(
         num_layers=len(spec.layers),
         window_layers=len(windows),
         window=max(windows, default=None),
-        kv_bytes_per_1k={_KV_NAMES[dtype]: 1000 * bytes_per_token(spec, dtype) for dtype in dtypes},
+        kv_bytes_per_1k={name: round(1000 * each.per_token(chat)) for name, each in sizes.items()},
+        kv_bytes_per_1k_more={name: round(1000 * each.per_token_more) for name, each in sizes.items()},
         fits=fits,
     )
 
@@ -122,7 +128,7 @@ def _fit(outline: Outline, config: EngineConfig, machine: Memory, others: Sequen
         kv_bytes=report.kv_bytes,
         kv_dtype=_KV_NAMES[kv_dtype],
         max_context=plan.max_model_len,
-        chats=report.kv_tokens // CHAT_TOKENS,
+        chats=_chats(report),
         notes=report.notes,
         advice=(*advice, *(_smaller(machine, others) if is_tight else ())),
     )
@@ -140,6 +146,10 @@ def _check_room(machine: Memory, parts: Parts) -> None:
             f"The weights need {parts.weights / _GB:.2f} GB; {machine.free / _GB:.2f} of {machine.total / _GB:.2f} GB "
             f"are available on {machine.name}."
         )
+
+
+def _chats(report: MemoryReport) -> int:
+    return report.layout.num_sequences(report.num_blocks, CHAT_TOKENS)
 
 
 def _is_short(outline: Outline, plan: MemoryPlan) -> bool:
@@ -160,7 +170,7 @@ def _other_plans(outline: Outline, config: EngineConfig, machine: Memory, parts:
             plan, _ = plan_cache(other, outline.spec, machine, parts, dtype)
         except OutOfMemory:
             continue
-        chats = plan.report.kv_tokens // CHAT_TOKENS
+        chats = _chats(plan.report)
         told.append((other, f"{name}: a context of {plan.max_model_len:,} tokens, {chats} chats of 8k."))
     return tuple(words for _, words in told)
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.forward import ForwardBatch
+from engine.model.kv_cache import LayerCache
 from engine.model.spec import AttentionSpec
 from engine.quant.linear import Linear
 from kernels import ops
-from kernels.paged_kv import PagedKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Attention:
         self,
         x: torch.Tensor,
         batch: ForwardBatch,
-        cache: PagedKV,
+        cache: LayerCache,
         cos_sin: torch.Tensor,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -42,11 +42,12 @@ class Attention:
         spec = self.spec
         heads = self.qkv(x).view(x.shape[0], -1, spec.head_dim)  # queries, then keys, then values
         norms = None if self.norms is None else (self.norms.q, self.norms.k, self.norms.eps)
-        ops.rope_write_kv(heads, spec.num_heads, batch.positions, cos_sin, cache, batch.slot_mapping, norms)
+        paged, slot_mapping = cache.paged, batch.slot_mappings[cache.group]
+        ops.rope_write_kv(heads, spec.num_heads, batch.positions, cos_sin, paged, slot_mapping, norms)
         attended = ops.paged_attention(
             heads.narrow(1, 0, spec.num_heads),
-            cache,
-            batch.block_table,
+            paged,
+            batch.block_tables[cache.group],
             batch.seq_lens,
             batch.cu_seqlens_q,
             max_query_len=batch.max_query_len,

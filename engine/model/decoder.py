@@ -8,12 +8,11 @@ import torch
 from engine.forward import ForwardBatch
 from engine.model.attention import Attention
 from engine.model.ffn import GatedFfn, Moe
-from engine.model.kv_cache import KVCache
+from engine.model.kv_cache import KVCache, LayerCache
 from engine.model.rope import cos_sin_table, stretching_note
 from engine.model.spec import ModelSpec
 from engine.quant.linear import DenseLinear, Linear
 from kernels import ops
-from kernels.paged_kv import PagedKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Layer:
         step: "Addend",
         residual: torch.Tensor,
         batch: ForwardBatch,
-        cache: PagedKV,
+        cache: LayerCache,
         cos_sin: torch.Tensor,
         wanted: torch.Tensor | None = None,
     ) -> tuple["Addend", torch.Tensor]:

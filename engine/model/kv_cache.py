@@ -1,22 +1,31 @@
-"""The paged KV cache: one pair of tensors a layer over one block numbering.
+"""The paged KV cache: pairs of tensors over one block numbering, a pair for the layers that have one place in their
+groups (see `engine.layout`): each writes in blocks of its own group.
 
 On a card the blocks lie at addresses that are reserved once, backed by as much memory as the pool has at the moment: a
 captured step finds them where they were, however often the pool was made smaller and larger again.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from engine.model.spec import ModelSpec
-from kernels.paged_kv import Shape, empty_paged_kv
+from kernels.paged_kv import PagedKV, Shape, empty_paged_kv
 from kernels.virtual_memory import CudaDriver, Driver, VirtualBuffer
 
 _COPIED_AT_ONCE = 64  # blocks: 2 MB of each tensor
 
 
+class LayerCache(NamedTuple):
+    """Of one layer: the tensors, and the group whose blocks of them are the layer's."""
+
+    paged: PagedKV
+    group: int
+
+
 class KVCache:
-    """All layers' caches, each by its own spec, of `num_blocks` blocks at most and at first."""
+    """All layers' caches, of `num_blocks` blocks at most and at first."""
 
     def __init__(
         self,
@@ -29,13 +38,19 @@ class KVCache:
     ) -> None:
         most_heads = max(layer.attention.num_heads for layer in spec.layers)
         counters = torch.zeros(max_num_seqs * most_heads, dtype=torch.int32, device=device)
-        shapes = [(num_blocks, layer.cache.num_kv_heads, block_size, layer.cache.head_dim) for layer in spec.layers]
+        groups = spec.layer_groups
+        shapes: dict[int, Shape] = {}  # by place; where a place has several layers, they are alike
+        for layer, (_, place) in zip(spec.layers, groups.places, strict=True):
+            shapes[place] = (num_blocks, layer.cache.num_kv_heads, block_size, layer.cache.head_dim)
         self._memory = _CardMemory(CudaDriver()) if device.type == "cuda" else None
         empty = None if self._memory is None else self._memory.empty
         by_dimension = device.type == "cpu" and dtype is torch.float32
-        self.layers = tuple(
-            empty_paged_kv(shape, dtype, device, counters, empty, by_dimension=by_dimension) for shape in shapes
+        self._places = tuple(
+            empty_paged_kv(shapes[place], dtype, device, counters, empty, by_dimension=by_dimension)
+            for place in range(groups.size)
         )
+        self.windows = groups.windows
+        self.layers = tuple(LayerCache(self._places[place], group) for group, place in groups.places)
 
     @property
     def can_be_resized(self) -> bool:
@@ -55,15 +70,15 @@ class KVCache:
 
     @property
     def _scales_bytes(self) -> int:
-        scales = (scale for layer in self.layers for scale in (layer.key_scales, layer.value_scales))
+        scales = (scale for paged in self._places for scale in (paged.key_scales, paged.value_scales))
         return sum(scale.numel() * scale.element_size() for scale in scales if scale is not None)
 
     @property
     def _tensors(self) -> list[torch.Tensor]:
         return [
             tensor
-            for layer in self.layers
-            for tensor in (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+            for paged in self._places
+            for tensor in (paged.keys, paged.values, paged.key_scales, paged.value_scales)
             if tensor is not None
         ]
 

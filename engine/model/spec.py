@@ -6,6 +6,8 @@ A number that differs between families is a field; a different computation is a 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.layout import LayerGroups, group_layers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
@@ -89,7 +91,7 @@ class MoeSpec:
 class CacheSpec:
     """What one layer keeps of each token that it has seen: a key and a value for every KV head.
 
-    window   tokens back that can still be read; None all. A window layer keeps all its blocks for now.
+    window   tokens back that can still be read; None all
     """
 
     num_kv_heads: int
@@ -162,3 +164,13 @@ class ModelSpec:
     overflows_float16: bool = False
     names: TensorNames = TensorNames()
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def layer_groups(self) -> LayerGroups:
+        """Of the KV cache. A window that no sequence outgrows is none; layers of several shapes cannot lie in the same
+        tensors in turns, and are one group that keeps everything.
+        """
+        caches = [layer.cache for layer in self.layers]
+        if len({(cache.num_kv_heads, cache.head_dim) for cache in caches}) > 1:
+            return group_layers([None] * len(caches))
+        return group_layers([None if (cache.window or 0) >= self.context_length else cache.window for cache in caches])

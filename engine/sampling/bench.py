@@ -78,7 +78,7 @@ def _rows(count: int, vocab_size: int, params: SamplingParams) -> list[Scheduled
             token_ids=(0,),
             feeds_last=False,
             start=_CONTEXT - 1,
-            block_table=(),
+            block_tables=(),
             samples=True,
             sample_position=_CONTEXT,
             params=params,

@@ -4,6 +4,8 @@ For each fed token it stores, at (block, slot), a number that stands for the who
 does; a sampled id hashes every number that it reads back through the block table. A wrong table, a block that was
 shared too early, overwritten or never computed changes the id. `solo_answer` says the right ids without any block.
 
+Of a group of layers with a window it reads what the window covers, and nothing before it.
+
 A step is executed when it is waited for, so that with `steps_ahead=1` the next plan is made from what is known before.
 
 The `load_*` functions are what a spawned child loads; each has its own way to go wrong.
@@ -16,6 +18,7 @@ from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, BadRequest, OutOfMemory
+from engine.layout import Window
 from engine.plan import BatchPlan, ScheduledSequence, StepOutput
 from engine.types import GrammarSpec, MemoryReport, ModelInfo, SamplingParams
 
@@ -33,6 +36,7 @@ class FakeRunner:
         *,
         num_blocks: int = 64,
         block_size: int = 4,
+        windows: tuple[Window, ...] = (None,),
         max_model_len: int = 128,
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
@@ -62,6 +66,8 @@ class FakeRunner:
             reserve_bytes=0,
             num_blocks=num_blocks,
             block_size=block_size,
+            windows=windows,
+            step_tokens=max_num_batched_tokens,
         )
         self.most_blocks, self.num_taken_by_others = num_blocks, 0
         self.plans: list[BatchPlan] = []
@@ -123,24 +129,32 @@ class FakeRunner:
             assert 0 <= sequence.slot < self.info.max_num_seqs
             assert not sequence.feeds_last or (sequence.token_ids == (0,) and self.steps_ahead)
             end = sequence.start + sequence.num_tokens
-            assert len(sequence.block_table) == -(-end // self.memory.block_size)
-            assert max(sequence.block_table) < self.memory.num_blocks, "a block that does not exist"
+            for group, table in enumerate(sequence.block_tables):
+                assert len(table) == -(-end // self.memory.block_size)
+                first = _first_seen(self.memory.windows[group], sequence.start) // self.memory.block_size
+                assert max(table[first:]) < self.memory.num_blocks, (
+                    "a block that does not exist"
+                )
 
     def _write(self, sequence: ScheduledSequence) -> None:
-        kv = self._kvs[self._place(sequence, sequence.start - 1)] if sequence.start else 0
         token_ids = (self._last_ids[sequence.slot],) if sequence.feeds_last else sequence.token_ids
+        reads = self._reads(sequence)
         for position, token_id in enumerate(token_ids, sequence.start):
-            kv = _kv(kv, token_id)
-            self._kvs[self._place(sequence, position)] = kv
+            kv = _kv(reads, self.memory.windows, position, token_id)
+            for table in sequence.block_tables:
+                self._kvs[self._place(table, position)] = kv
 
     def _sample(self, sequence: ScheduledSequence) -> int:
-        end = sequence.start + sequence.num_tokens
-        kvs = [self._kvs[self._place(sequence, position)] for position in range(end)]
-        return _pick(kvs, sequence.sample_position, sequence.seed, sequence.params)
+        last = sequence.start + sequence.num_tokens - 1
+        reads = self._reads(sequence)
+        return _pick(reads, self.memory.windows, last, sequence.sample_position, sequence.seed, sequence.params)
 
-    def _place(self, sequence: ScheduledSequence, position: int) -> tuple[int, int]:
+    def _reads(self, sequence: ScheduledSequence) -> "_Read":
+        return lambda group, position: self._kvs[self._place(sequence.block_tables[group], position)]
+
+    def _place(self, table: tuple[int, ...], position: int) -> tuple[int, int]:
         block, offset = divmod(position, self.memory.block_size)
-        return sequence.block_table[block], offset
+        return table[block], offset
 
 
 class FakeGrammar:
@@ -167,27 +181,55 @@ class _FakeStep:
         return self._runner.execute(self._plan)
 
 
+_Read = Callable[[int, int], int]  # of a group, at a position
+
+
 def solo_answer(
-    prompt: tuple[int, ...], num_tokens: int, *, seed: int = 0, temperature: float = 0.0, ignore_eos: bool = False
+    prompt: tuple[int, ...],
+    num_tokens: int,
+    *,
+    seed: int = 0,
+    temperature: float = 0.0,
+    ignore_eos: bool = False,
+    windows: tuple[Window, ...] = (None,),
 ) -> list[int]:
     """The ids that a prompt alone must get, up to and with EOS."""
     params = SamplingParams(temperature=temperature)
     kvs: list[int] = []
     answer: list[int] = []
+
+    def read(group: int, position: int) -> int:
+        return kvs[position]
+
     for token_id in prompt:
-        kvs.append(_kv(kvs[-1] if kvs else 0, token_id))
+        kvs.append(_kv(read, windows, len(kvs), token_id))
     while len(answer) < num_tokens and (ignore_eos or EOS not in answer):
-        answer.append(_pick(kvs, len(kvs), seed, params))
-        kvs.append(_kv(kvs[-1], answer[-1]))
+        answer.append(_pick(read, windows, len(kvs) - 1, len(kvs), seed, params))
+        kvs.append(_kv(read, windows, len(kvs), answer[-1]))
     return answer
 
 
-def _kv(before: int, token_id: int) -> int:
-    return hash((before, token_id))
+def _first_seen(window: Window, position: int) -> int:
+    return 0 if window is None else max(position - window + 1, 0)
 
 
-def _pick(kvs: list[int], position: int, seed: int, params: SamplingParams) -> int:
-    return hash((*kvs, position, seed if params.temperature else 0)) % VOCAB_SIZE
+def _kv(read: _Read, windows: tuple[Window, ...], position: int, token_id: int) -> int:
+    """Of a group without a window the number before stands for all of them."""
+    before: list[int] = []
+    for group, window in enumerate(windows):
+        first = max(position - 1, 0) if window is None else _first_seen(window, position)
+        before += (read(group, earlier) for earlier in range(first, position))
+    return hash((*before, token_id))
+
+
+def _pick(read: _Read, windows: tuple[Window, ...], last: int, position: int, seed: int, params: SamplingParams) -> int:
+    """By all that the token at `last` sees."""
+    seen = [
+        read(group, earlier)
+        for group, window in enumerate(windows)
+        for earlier in range(_first_seen(window, last), last + 1)
+    ]
+    return hash((*seen, position, seed if params.temperature else 0)) % VOCAB_SIZE
 
 
 def load_fake(config: EngineConfig, on_progress: OnProgress) -> FakeRunner:

@@ -24,15 +24,22 @@ def load(folder: Path, device: str = "cpu", **options: object) -> ModelRunner:
 
 def logits_in_chunks(runner: ModelRunner, tokens: list[int], chunk: int) -> torch.Tensor:
     """Logits after the last token, the prompt fed in chunks into scattered blocks."""
-    blocks = tuple(reversed(range(3, 3 + -(-len(tokens) // runner.memory.block_size))))
+    tables = scattered(runner, len(tokens))
     for start in range(0, len(tokens), chunk):
         part = tuple(tokens[start : start + chunk])
         is_last = start + chunk >= len(tokens)
         plan = ScheduledSequence(
-            "a", 0, 0, part, False, start, blocks, is_last, len(tokens), SamplingParams(temperature=0.0), 0
+            "a", 0, 0, part, False, start, tables, is_last, len(tokens), SamplingParams(temperature=0.0), 0
         )
         logits = runner.logits(BatchPlan((plan,)))
     return logits[0].cpu()
+
+
+def scattered(runner: ModelRunner, num_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Tables of one sequence, from the last block it takes to the first; those of a window are used again and again."""
+    tables = runner.memory.layout.tables_alone(num_tokens)
+    last = max(map(max, tables)) + 3
+    return tuple(tuple(last - block for block in table) for table in tables)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -50,8 +57,12 @@ def edit_config(folder: Path, **changes: object) -> None:
 
 def plan_of(runner: ModelRunner, parts: list[tuple[list[int], int, int]]) -> BatchPlan:
     """A step of parts (tokens, where they start, the sequence's whole length), each sequence in blocks of its own."""
-    blocks = [-(-length // runner.memory.block_size) for _, _, length in parts]
-    tables = [tuple(range(end - count, end)) for end, count in zip(accumulate(blocks), blocks, strict=True)]
+    layout = runner.memory.layout
+    firsts = accumulate((layout.needed(length) for _, _, length in parts), initial=0)
+    tables = [
+        tuple(tuple(first + block for block in table) for table in layout.tables_alone(length))
+        for first, (_, _, length) in zip(firsts, parts, strict=False)
+    ]
     greedy = SamplingParams(temperature=0.0)
     return BatchPlan(
         tuple(

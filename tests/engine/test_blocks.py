@@ -10,7 +10,7 @@ A, B, C = (1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)
 def _publish(pool: BlockPool, block_ids: tuple[int, ...], *chunks: tuple[int, ...]) -> PrefixId:
     prefix = NO_PREFIX
     for block_id, tokens in zip(block_ids, chunks, strict=True):
-        prefix = pool.publish(block_id, prefix, tokens)
+        prefix = pool.publish((block_id,), prefix, tokens)
     return prefix
 
 
@@ -128,7 +128,7 @@ def test_match_stops_at_the_first_unknown_block_and_counts_idle_ones() -> None:
     pool.free(held)
     pool.share(held[:1])
     match = pool.match(A + B + C, 12)
-    assert match == ((0, 1), last, 1)
+    assert match == (((0, 1),), (0, 1), last, 1)
     assert pool.match(A + C + B, 12).block_ids == (0,)
 
 
@@ -151,15 +151,15 @@ def test_same_tokens_after_another_beginning_are_another_block() -> None:
 
 
 def test_block_whose_beginning_was_forgotten_is_not_found_after_a_new_one() -> None:
-    """A prefix id is never given twice: a child of a forgotten block must not turn up behind another one."""
+    """A child of a forgotten block must not turn up behind another one."""
     pool = BlockPool(3, 4)
     parent, child = pool.allocate(1), pool.allocate(1)
     assert parent is not None and child is not None
-    forgotten = pool.publish(parent[0], NO_PREFIX, A)
-    pool.publish(child[0], forgotten, B)
+    forgotten = pool.publish(parent, NO_PREFIX, A)
+    pool.publish(child, forgotten, B)
     pool.free(parent)
     assert pool.allocate(2) == (2, 0)
-    pool.publish(0, NO_PREFIX, C)
+    pool.publish((0,), NO_PREFIX, C)
     assert pool.match(C + B, 8).block_ids == (0,)
 
 
@@ -260,7 +260,7 @@ def test_blocks_that_nobody_holds_count_as_cached_while_the_prefix_cache_finds_t
     pool = BlockPool(4, 2)
     taken = pool.allocate(3)
     assert taken is not None
-    pool.publish(taken[0], NO_PREFIX, (1, 2))
+    pool.publish(taken[:1], NO_PREFIX, (1, 2))
     assert pool.num_cached == 0, "it is held"
     pool.free(taken)
     assert (pool.num_free, pool.num_cached) == (4, 1)

@@ -27,12 +27,13 @@ CPU = torch.device("cpu")
 
 
 def decoding(
-    run_id: int, slot: int, start: int, table: tuple[int, ...], token_id: int | None = None
+    run_id: int, slot: int, start: int, table: tuple[int, ...], token_id: int | None = None, num_groups: int = 1
 ) -> ScheduledSequence:
-    """One token, of the host (token_id) or the one that the slot sampled last."""
+    """One token, of the host (token_id) or the one that the slot sampled last. Group g has block 1000 g + b for b."""
+    tables = tuple(tuple(block + 1000 * group for block in table) for group in range(num_groups))
     token_ids = (0,) if token_id is None else (token_id,)
     return ScheduledSequence(
-        f"run {run_id}", slot, run_id, token_ids, token_id is None, start, table, True, start + 1, GREEDY, 0
+        f"run {run_id}", slot, run_id, token_ids, token_id is None, start, tables, True, start + 1, GREEDY, 0
     )
 
 
@@ -47,6 +48,7 @@ Steps = list[list[ScheduledSequence]]
 @st.composite
 def runs_over_steps(draw: Callable[..., int]) -> Steps:
     """Sequences that grow by a token a step; some leave, others take their rows, slots and blocks."""
+    num_groups = draw(st.integers(1, 3))
     blocks = iter(draw(st.permutations(range(400))))
     running: dict[int, tuple[int, int, tuple[int, ...]]] = {}  # run -> slot, start, table
     steps: Steps = []
@@ -61,7 +63,8 @@ def runs_over_steps(draw: Callable[..., int]) -> Steps:
         for run, (slot, start, table) in running.items():
             missing = start // SIZE + 1 - len(table)
             running[run] = (slot, start, table + tuple(next(blocks) for _ in range(missing)))
-        steps.append([decoding(run, slot, start, table) for run, (slot, start, table) in running.items()])
+        now = running.items()
+        steps.append([decoding(run, *place, num_groups=num_groups) for run, place in now])
         running = {run: (slot, start + 1, table) for run, (slot, start, table) in running.items()}
     return [step for step in steps if step]
 
@@ -69,20 +72,28 @@ def runs_over_steps(draw: Callable[..., int]) -> Steps:
 @settings(max_examples=30, deadline=None)
 @given(runs_over_steps(), st.integers(0, 5))
 def test_what_is_sent_is_the_plan_and_rows_that_fill_up_belong_to_nobody(steps: Steps, more: int) -> None:
-    inputs = DecodeInputs(max_rows=32, max_blocks=WIDTH, block_size=SIZE, spare_slot=SLOTS, device=CPU)
+    num_groups = len(steps[0][0].block_tables) if steps else 1
+    sizes = {"max_rows": 32, "max_blocks": WIDTH, "block_size": SIZE, "num_groups": num_groups}
+    inputs = DecodeInputs(**sizes, spare_slot=SLOTS, device=CPU)
     for step in steps:
         count, rows = len(step), len(step) + more
-        width = max(len(sequence.block_table) for sequence in step)
+        width = max(len(sequence.block_tables[0]) for sequence in step)
         inputs.send(step, rows, width)
         batch, slots = inputs.views(rows, width)
         expected = forward_batch(BatchPlan(tuple(step)), SIZE, CPU, torch.zeros(SLOTS, dtype=torch.int64))
-        for name in ("positions", "slot_mapping", "seq_lens"):
+        for name in ("positions", "seq_lens"):
             assert torch.equal(getattr(batch, name)[:count], getattr(expected, name)), name
-        for row, sequence in enumerate(step):
-            assert tuple(batch.block_table[row, : len(sequence.block_table)].tolist()) == sequence.block_table
+        for group in range(num_groups):
+            slot_mapping, table = batch.slot_mappings[group], batch.block_tables[group]
+            assert torch.equal(slot_mapping[:count], expected.slot_mappings[group])
+            assert (slot_mapping[count:] == -1).all()
+            assert slot_mapping.data_ptr() % 16 == table.data_ptr() % 16 == 0, "kernels are compiled for such places"
+            for row, sequence in enumerate(step):
+                own = sequence.block_tables[group]
+                assert tuple(table[row, : len(own)].tolist()) == own
         assert slots.tolist() == [sequence.slot for sequence in step] + [SLOTS] * more
         assert batch.cu_seqlens_q.tolist() == list(range(rows + 1))
-        assert (batch.slot_mapping[count:] == -1).all() and not batch.seq_lens[count:].any()
+        assert not batch.seq_lens[count:].any()
         assert batch.max_query_len == 1 and batch.max_seq_len >= int(batch.seq_lens.max())
 
 
@@ -96,7 +107,7 @@ def test_blocks_that_moved_are_looked_up_where_they_are_now() -> None:
     inputs.send([decoding(7, 0, 9, (4, 5, 6))], 1, 3)
     inputs.forget_tables()
     inputs.send([decoding(7, 0, 10, (1, 5, 0))], 1, 3)
-    assert batch.block_table.tolist() == [[1, 5, 0]]
+    assert batch.block_tables[0].tolist() == [[1, 5, 0]]
 
 
 def graphs_of(runner: ModelRunner, record: Callable = as_it_is) -> DecodeGraphs:  # type: ignore[type-arg]

@@ -13,13 +13,15 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest, OutOfMemory
 from engine.forecast import GRAPH_SMALL_BYTES
+from engine.layout import CacheLayout
 from engine.loading import expected_parts, load_runner, make_runner
 from engine.memory import (
     CPU_KV_MOST_BYTES,
     CUDA_RESERVE_BYTES,
+    CacheSizes,
     MemoryPlan,
     Parts,
-    bytes_per_token,
+    cache_sizes,
     check_weights_fit,
     plan_cache,
     plan_memory,
@@ -71,7 +73,7 @@ class Machine(Device):
 def plan(kind: str = "cpu", *, free: int = 10 * GB, weights: int = GB, **options: Any) -> MemoryPlan:
     parts = Parts(free_at_start=free, weights=weights, workspace=0)
     machine = Machine(kind, "a machine", free=free)
-    return plan_memory(EngineConfig(model="m", **options), SPEC, machine, parts, bytes_per_token(SPEC, "float32"))
+    return plan_memory(EngineConfig(model="m", **options), SPEC, machine, parts, cache_sizes(SPEC, "float32", 16, 512))
 
 
 def test_a_pool_is_never_larger_than_all_sequences_at_full_length_can_use() -> None:
@@ -107,8 +109,7 @@ def test_a_context_that_was_asked_for_or_a_useless_one_is_refused_instead(option
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 def test_what_is_planned_for_a_token_is_what_the_cache_takes(dtype: str) -> None:
     cache = KVCache(SPEC, 7, 16, getattr(torch, dtype), torch.device("cpu"), max_num_seqs=3)
-    tensors = [t for kv in cache.layers for t in (kv.keys, kv.values, kv.key_scales, kv.value_scales) if t is not None]
-    assert sum(tensor.nbytes for tensor in tensors) == 7 * 16 * bytes_per_token(SPEC, dtype)
+    assert cache.num_bytes == 7 * cache_sizes(SPEC, dtype, 16, 512).block_bytes
 
 
 def test_weights_larger_than_a_computers_memory_are_refused_before_they_are_read() -> None:
@@ -125,8 +126,9 @@ class Shared(Machine):
 
 def test_a_model_that_does_not_fit_a_card_is_refused_by_part_with_who_holds_the_rest() -> None:
     parts = Parts(free_at_start=4 * GB, weights=3 * GB, workspace=GB // 2, graphs=GB // 10)
+    sizes = CacheSizes(CacheLayout(16), block_bytes=16 * GB // 1000)
     with pytest.raises(OutOfMemory) as refused:
-        plan_memory(EngineConfig(model="m"), SPEC, Shared("cuda", "a card"), parts, token_bytes=GB // 1000)
+        plan_memory(EngineConfig(model="m"), SPEC, Shared("cuda", "a card"), parts, sizes)
     assert refused.value.message == (
         "The model does not fit: weights 3.00 GB, workspace 0.50 GB, CUDA graphs 0.10 GB and the smallest KV cache "
         "0.26 GB need 3.86 GB; 3.46 GB can be used (4.00 GB free of 10.00 GB on a card, of which 0.54 GB stay in "
@@ -286,8 +288,8 @@ def test_a_layer_of_each_kind_is_there_before_the_others(tmp_path: Path) -> None
 
 
 def test_the_measured_step_takes_no_more_blocks_than_there_are() -> None:
-    probe = probe_plan((40, 1, 17), 16)
-    tables = [sequence.block_table for sequence in _within(probe, 4).sequences]
+    probe = probe_plan((40, 1, 17), 16, 1)
+    tables = [sequence.block_tables[0] for sequence in _within(probe, 4).sequences]
     assert tables == [(0, 1, 2), (3,), (0, 1)]
     assert _within(probe, 6) == probe
 

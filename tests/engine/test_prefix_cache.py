@@ -65,8 +65,8 @@ class Subject:
     def engine(self, steps_ahead: int, *, num_blocks: int = 64, budget: int = 512, caching: bool = True) -> Engine:
         """A new engine over a cache in which no number is left."""
         for layer in self.runner._cache.layers:
-            layer.keys.fill_(torch.nan)
-            layer.values.fill_(torch.nan)
+            layer.paged.keys.fill_(torch.nan)
+            layer.paged.values.fill_(torch.nan)
         self.answers = {}
         limits = Limits(self.runner, num_blocks=num_blocks, steps_ahead=steps_ahead, max_num_batched_tokens=budget)
         return Engine(limits, EngineConfig(model="", enable_prefix_caching=caching))

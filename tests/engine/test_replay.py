@@ -31,8 +31,8 @@ def test_a_kept_step_has_the_bits_of_a_computed_one(family: str, fmt: str, is_ke
     runner = load(tmp_path)
     computed = [_computed(runner, plan) for plan in _plans(runner)]
     for layer in runner._cache.layers:  # so that no step finds what another left
-        layer.keys.fill_(torch.nan)
-        layer.values.fill_(torch.nan)
+        layer.paged.keys.fill_(torch.nan)
+        layer.paged.values.fill_(torch.nan)
     replayed = [_replayed(runner, plan) for plan in _plans(runner)]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(replayed, computed, strict=True))
     assert {rows: step.recording is not None for rows, step in runner._replay._steps.items()} == {

@@ -33,7 +33,7 @@ def _row(
         token_ids=(known[-1],),
         feeds_last=False,
         start=len(known) - 1,
-        block_table=(0,),
+        block_tables=((0,),),
         samples=True,
         sample_position=len(known),
         params=SamplingParams(**params),

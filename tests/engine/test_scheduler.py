@@ -91,7 +91,7 @@ def test_prompt_within_the_budget_is_computed_and_sampled_in_one_step() -> None:
     steps.add("a", _numbers(0, 5))
     plan, events = steps.step()
     assert _work(plan) == [("a", 0, 5, True)]
-    assert plan.sequences[0].block_table == (0, 1)
+    assert plan.sequences[0].block_tables == ((0, 1),)
     assert plan.sequences[0].sample_position == 5
     assert [event.token_id for event in events] == [7]
 
@@ -125,7 +125,7 @@ def test_progress_of_a_long_prompt_is_told_where_it_was_asked() -> None:
 def test_a_plan_holds_the_blocks_of_its_tokens_and_no_more() -> None:
     steps = Steps(budget=6)
     steps.add("a", _numbers(0, 19))
-    assert [steps.step()[0].sequences[0].block_table for _ in range(3)] == [(0, 1), (0, 1, 2), (0, 1, 2, 3, 4)]
+    assert [steps.step()[0].sequences[0].block_tables[0] for _ in range(3)] == [(0, 1), (0, 1, 2), (0, 1, 2, 3, 4)]
 
 
 def test_decodes_come_first_and_prefill_takes_what_the_budget_leaves() -> None:
@@ -186,8 +186,8 @@ def test_prefix_hit_shares_the_blocks_of_a_sequence_that_still_runs() -> None:
     steps.add("b", _numbers(0, 9))
     plan, _ = steps.step()
     assert _work(plan) == [("a", 9, 1, True), ("b", 8, 1, True)]
-    assert plan.sequences[1].block_table[:2] == first.sequences[0].block_table[:2]
-    assert plan.sequences[1].block_table[2] != first.sequences[0].block_table[2]
+    assert plan.sequences[1].block_tables[0][:2] == first.sequences[0].block_tables[0][:2]
+    assert plan.sequences[1].block_tables[0][2] != first.sequences[0].block_tables[0][2]
 
 
 def test_block_is_not_found_before_the_step_that_computes_it_is_settled() -> None:

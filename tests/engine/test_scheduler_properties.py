@@ -14,6 +14,7 @@ from engine.blocks import NO_PREFIX, BlockPool, PrefixId, PrefixMatch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest, ContextTooLong
+from engine.layout import Window
 from engine.types import FinishReason, RequestClass, SamplingParams, Standing, TokenEvent
 from tests.engine.fake_runner import FakeRunner, solo_answer
 
@@ -39,6 +40,7 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(4, 24),
         block_size=st.sampled_from((1, 2, 4)),
+        windows=st.sampled_from(((None,), (None,), (5,), (1,), (None, 6), (None, 3, 3), (None, None, 9), (4, 11))),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(1, 12),
         lookahead=st.sampled_from((0, 0, 3, 128)),
@@ -50,6 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
         self,
         num_blocks: int,
         block_size: int,
+        windows: tuple[Window, ...],
         max_num_seqs: int,
         budget: int,
         lookahead: int,
@@ -58,8 +61,9 @@ class EngineMachine(RuleBasedStateMachine):
         scheduler_policy: str,
     ) -> None:
         runner = FakeRunner(
-            num_blocks=num_blocks,
+            num_blocks=num_blocks * len(windows),
             block_size=block_size,
+            windows=windows,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=48,
@@ -98,7 +102,12 @@ class EngineMachine(RuleBasedStateMachine):
         for other in superseded:
             del self.given[other]
         self.wanted[request_id] = solo_answer(
-            prompt, max_tokens, seed=seed, temperature=params.temperature, ignore_eos=ignore_eos
+            prompt,
+            max_tokens,
+            seed=seed,
+            temperature=params.temperature,
+            ignore_eos=ignore_eos,
+            windows=self.engine.memory.windows,
         )
         self.given[request_id] = []
         self.prompts.append(prompt)
@@ -125,7 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
         del self.given[request_id]
         self.engine.check()
 
-    @rule(give_back=st.integers(0, 24))
+    @rule(give_back=st.integers(0, 72))
     def resize(self, give_back: int) -> None:
         """The cache in another size, while requests run: nobody's answer changes, but for its length."""
         blocks = self.engine.memory.num_blocks
@@ -157,7 +166,7 @@ class EngineMachine(RuleBasedStateMachine):
             answer.append(event.token_id)
             wanted = self.wanted[event.request_id]
             assert answer == wanted[: len(answer)]
-            is_cut = event.num_prompt_tokens + len(answer) == self.engine.memory.kv_tokens
+            is_cut = event.num_prompt_tokens + len(answer) == self.engine._max_length
             assert (event.finish_reason is not None) == (len(answer) == len(wanted) or is_cut)
             if event.finish_reason is not None:
                 del self.given[event.request_id]
@@ -185,8 +194,8 @@ def test_every_answer_equals_the_one_given_alone_in_many_more_cases() -> None:
 
 
 class _IgnoresTheParent(BlockPool):
-    def publish(self, block_id: int, parent: PrefixId, token_ids: tuple[int, ...]) -> PrefixId:
-        super().publish(block_id, NO_PREFIX, token_ids)
+    def publish(self, block_ids: Sequence[int], parent: PrefixId, token_ids: Sequence[int]) -> PrefixId:
+        super().publish(block_ids, NO_PREFIX, token_ids)
         return NO_PREFIX
 
     def match(self, token_ids: Sequence[int], max_tokens: int) -> PrefixMatch:
@@ -196,8 +205,9 @@ class _IgnoresTheParent(BlockPool):
             if not one.block_ids:
                 break
             found.append(one)
-        block_ids = tuple(one.block_ids[0] for one in found)
-        return PrefixMatch(block_ids, NO_PREFIX, sum(one.num_idle for one in found))
+        tables = tuple(tuple(one.tables[group][0] for one in found) for group in range(len(self.windows)))
+        block_ids = tuple(block_id for one in found for block_id in one.block_ids)
+        return PrefixMatch(tables, block_ids, NO_PREFIX, sum(one.num_idle for one in found))
 
 
 class _KeepsTheKeyOfABlockHandedOut(BlockPool):
@@ -228,8 +238,8 @@ class _ForgetsToFreeTheTail(BlockPool):
 
 
 class _PublishesAFullBlockUnderAnotherOnesTokens(BlockPool):
-    def publish(self, block_id: int, parent: PrefixId, token_ids: tuple[int, ...]) -> PrefixId:
-        return super().publish(block_id, parent, (*token_ids[:-1], 7))
+    def publish(self, block_ids: Sequence[int], parent: PrefixId, token_ids: Sequence[int]) -> PrefixId:
+        return super().publish(block_ids, parent, (*token_ids[:-1], 7))
 
 
 class _MatchesTheWholePrompt(BlockPool):
@@ -270,6 +280,6 @@ def test_a_block_pool_with_a_mistake_is_found_out(
     monkeypatch.setattr("engine.engine.BlockPool", mutant)
     if not with_check:
         monkeypatch.setattr(Engine, "check", lambda self: None)
-    only_find = settings(_settings(200), phases=[Phase.generate], derandomize=True)
+    only_find = settings(_settings(600), phases=[Phase.generate], derandomize=True)
     with pytest.raises((AssertionError, KeyError)):
         run_state_machine_as_test(EngineMachine, settings=only_find)

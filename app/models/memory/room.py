@@ -65,7 +65,7 @@ def needed_bytes(folder: Path, config: EngineConfig, kind: str) -> int:
     from app.models.outline import outline_of_folder
     from engine.errors import EngineError
     from engine.forecast import can_be_captured, compute_dtype, forecast
-    from engine.memory import asked_context, bytes_per_token
+    from engine.memory import asked_context, batched_tokens, cache_sizes
 
     outline, memory = outline_of_folder(folder), memory_of(kind)
     try:
@@ -75,7 +75,8 @@ def needed_bytes(folder: Path, config: EngineConfig, kind: str) -> int:
         num_tokens = min(asked_context(config, outline.spec), _USEFUL_TOKENS)
     except EngineError as error:
         raise from_engine_error(error) from error
-    cache = int(config.kv_gb * 1e9) if config.kv_gb else num_tokens * bytes_per_token(outline.spec, dtype)
+    sizes = cache_sizes(outline.spec, dtype, config.block_size, batched_tokens(config, memory))
+    cache = int(config.kv_gb * 1e9) if config.kv_gb else sizes.bytes_for(num_tokens)
     return parts.total + cache + (_PROCESS_BYTES if kind == "cpu" else 0)
 
 

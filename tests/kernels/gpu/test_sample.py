@@ -35,7 +35,7 @@ WAYS: list[dict[str, Any]] = [
 def _rows(ways: list[dict[str, Any]], seeds: list[int]) -> list[ScheduledSequence]:
     """Row i sits in slot i, at position 7 + i."""
     return [
-        ScheduledSequence("", i, i, (0,), False, 0, (0,), True, 7 + i, SamplingParams(**way), seed)
+        ScheduledSequence("", i, i, (0,), False, 0, ((0,),), True, 7 + i, SamplingParams(**way), seed)
         for i, (way, seed) in enumerate(zip(ways, seeds, strict=True))
     ]
 
