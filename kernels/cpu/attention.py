@@ -138,6 +138,15 @@ def _soften(scores, position, heads, window, state, result):
             _soften_row(scores, r, max(first, 0), min(last, _KEYS - 1), state, result)
 
 
+@kernel(F32_2D, int64)
+def _skip(weights, skipped):
+    """Leave out the first columns: those of keys that no query sees, whose values may be NaN by now."""
+    for r in range(weights.shape[0]):
+        row = weights[r]
+        for c in range(_KEYS - skipped):
+            row[c] = row[c + skipped]
+
+
 @numba.njit
 def _place(head, blocks, token):
     address, block_bytes, block_size, token_bytes, _ = head
@@ -238,7 +247,10 @@ def _task(q, k_cache, v_cache, block_table, seq_lens, s, first_position, kv_head
         _score(queries, _chunk(keys, blocks, start, end), keys_ahead, keys[4], scores)
         _soften(scores, first_position - start, heads, window, state, result)
         values_ahead = _chunk(next_values, next_blocks, next_start, next_end)
-        _add_values(scores, _chunk(values, blocks, start, end), values_ahead, values[4], end - start, result)
+        seen = max(start, first_key // LANES * LANES)
+        if seen > start:
+            _skip(scores, seen - start)
+        _add_values(scores, _chunk(values, blocks, seen, end), values_ahead, values[4], end - seen, result)
     for r in range(num_rows):
         attended, head = result[r], out[r // heads, first_head + r % heads]
         for d in range(head_dim):

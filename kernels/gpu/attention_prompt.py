@@ -50,17 +50,19 @@ def prompt_kernel(
     first_position = length - count + tile * QUERIES
     end = tl.minimum(first_position + QUERIES, length)
     table = block_table + seq.to(tl.int64) * table_stride
+    first_seen = 0
     if WINDOW > 0:
-        begin = tl.maximum(first_position - WINDOW + 1, 0) // N * N
+        first_seen = tl.maximum(first_position - WINDOW + 1, 0)
+        begin = first_seen // N * N
     else:
         begin = tl.maximum(first_position + 1, 0) // N * N
         total, largest, even, odd = _attend_keys(
-            even_q, odd_q, total, largest, even, odd, 0, begin, end - 1, positions, table, head,
+            even_q, odd_q, total, largest, even, odd, 0, begin, first_seen, end - 1, positions, table, head,
             keys, values, key_scales, value_scales, scale_log2, cap_log2,
             N, D, BLOCK_D, PAGE, KV_HEADS, WINDOW, HAS_CAP, IS_INT8, IS_BIG, False, ASM,
         )  # fmt: skip
     total, largest, even, odd = _attend_keys(
-        even_q, odd_q, total, largest, even, odd, begin, end, end - 1, positions, table, head,
+        even_q, odd_q, total, largest, even, odd, begin, end, first_seen, end - 1, positions, table, head,
         keys, values, key_scales, value_scales, scale_log2, cap_log2,
         N, D, BLOCK_D, PAGE, KV_HEADS, WINDOW, HAS_CAP, IS_INT8, IS_BIG, True, ASM,
     )  # fmt: skip
@@ -78,7 +80,7 @@ def prompt_kernel(
 @triton.jit
 def _attend_keys(
     even_q, odd_q, total, largest, even, odd,
-    begin, end, last, positions, table, head,
+    begin, end, first_seen, last, positions, table, head,
     keys, values, key_scales, value_scales, scale_log2, cap_log2,
     N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, IS_INT8: tl.constexpr, IS_BIG: tl.constexpr,
@@ -88,12 +90,12 @@ def _attend_keys(
 
     Not MASKED: whole tiles that every query sees.
     """
-    next_slot = slots(table, begin + tl.arange(0, N), last, head, PAGE, KV_HEADS, IS_BIG)
+    next_slot = slots(table, begin + tl.arange(0, N), first_seen, last, head, PAGE, KV_HEADS, IS_BIG, WINDOW)
     for first in tl.range(begin, end, N):
         n = first + tl.arange(0, N)
         slot = next_slot
         k, v = load_keys(keys, values, slot, D, BLOCK_D, IS_INT8)
-        next_slot = slots(table, n + N, last, head, PAGE, KV_HEADS, IS_BIG)
+        next_slot = slots(table, n + N, first_seen, last, head, PAGE, KV_HEADS, IS_BIG, WINDOW)
         if IS_INT8:
             k_scale, v_scale = tl.load(key_scales + slot), tl.load(value_scales + slot)
         else:

@@ -129,14 +129,14 @@ def _attend_chunks(
     table = block_table + table_stride.to(tl.int64) * seq
     place = max_chunks.to(tl.int64) * (seq * KV_HEADS + head)
     # A tile's slots, and its scales, are asked for a tile before: such small loads would be waited for here.
-    next_slot = slots(table, begin + tl.arange(0, N), last, head, PAGE, KV_HEADS, IS_BIG)
+    next_slot = slots(table, begin + tl.arange(0, N), first_seen, last, head, PAGE, KV_HEADS, IS_BIG, WINDOW)
     if IS_INT8:
         next_k_scale, next_v_scale = tl.load(key_scales + next_slot), tl.load(value_scales + next_slot)
     chunk = first_chunk
     for first in tl.range(begin, end, N):
         n = first + tl.arange(0, N)
         k, v = load_keys(keys, values, next_slot, D, BLOCK_D, IS_INT8)
-        next_slot = slots(table, n + N, last, head, PAGE, KV_HEADS, IS_BIG)
+        next_slot = slots(table, n + N, first_seen, last, head, PAGE, KV_HEADS, IS_BIG, WINDOW)
         if IS_INT8:
             k_scale, v_scale = next_k_scale, next_v_scale
             next_k_scale, next_v_scale = tl.load(key_scales + next_slot), tl.load(value_scales + next_slot)

@@ -68,12 +68,18 @@ def start(M: tl.constexpr, BLOCK_D: tl.constexpr, IS_INT8: tl.constexpr):
 
 
 @triton.jit
-def slots(table, n, last, head, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, IS_BIG: tl.constexpr):
+def slots(
+    table, n, first, last, head, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, IS_BIG: tl.constexpr, WINDOW: tl.constexpr
+):
     """Where the numbers of keys n lie: in heads of the cache. 32 bits where they do, which spares registers.
 
-    In place of keys past the `last` that one: what lies there may be NaN, which a weight of 0 keeps.
+    In place of keys past the `last` that one, and of those before the `first` that a window leaves that one: what lies
+    there may be another sequence's, or NaN, which a weight of 0 keeps.
     """
-    n = tl.minimum(n, last).to(tl.uint32)
+    n = tl.minimum(n, last)
+    if WINDOW > 0:
+        n = tl.maximum(n, first)
+    n = n.to(tl.uint32)
     page = tl.load(table + n // PAGE)
     if IS_BIG:
         page = page.to(tl.int64)

@@ -132,9 +132,7 @@ class FakeRunner:
             for group, table in enumerate(sequence.block_tables):
                 assert len(table) == -(-end // self.memory.block_size)
                 first = _first_seen(self.memory.windows[group], sequence.start) // self.memory.block_size
-                assert max(table[first:]) < self.memory.num_blocks, (
-                    "a block that does not exist"
-                )
+                assert max(table[first:]) < self.memory.num_blocks, "a block that does not exist"
 
     def _write(self, sequence: ScheduledSequence) -> None:
         token_ids = (self._last_ids[sequence.slot],) if sequence.feeds_last else sequence.token_ids

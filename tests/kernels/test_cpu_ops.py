@@ -183,6 +183,32 @@ def test_paged_attention_equals_dense_attention(
         assert _relative_error(ours.double(), torch.cat(expected)) < _TOLERANCE
 
 
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(("q_lens", "window"), [([1, 1], 70), ([40, 7], 24), ([1, 33], 1), ([9, 1], 64)])
+def test_what_a_window_has_passed_by_changes_no_bit(q_lens: list[int], window: int, block_size: int) -> None:
+    """Blocks before it are others' by now: here they are NaN, and so is what no token has written yet."""
+    lengths, head_dim = [300, 90], 64
+    table = torch.arange(2 * 20, dtype=torch.int32).view(2, 20)
+    made = torch.Generator().manual_seed(window)
+    k_cache, v_cache = (torch.randn(40, 2, block_size, head_dim, generator=made) for _ in range(2))
+    q = torch.randn(sum(q_lens), 4, head_dim, generator=made)
+    bounds = torch.tensor([0, *torch.tensor(q_lens).cumsum(0).tolist()], dtype=torch.int32)
+    seq_lens, options = torch.tensor(lengths, dtype=torch.int32), {"scale": 0.2, "window": window}
+    sizes = {"max_query_len": max(q_lens), "max_seq_len": max(lengths)}
+    results = []
+    for _ in range(2):
+        arguments = (q, PagedKV(by_dimension(k_cache), v_cache), table, seq_lens, bounds)
+        assert attention.fits(arguments[1])
+        results.append(
+            (ops.paged_attention(*arguments, **sizes, **options), reference.paged_attention(*arguments, **options))
+        )
+        for s, (length, q_len) in enumerate(zip(lengths, q_lens, strict=True)):
+            for cache in (k_cache, v_cache):
+                cache[table[s, : max(length - q_len - window + 1, 0) // block_size].long()] = torch.nan
+                cache[table[s, length // block_size], :, length % block_size :] = torch.nan
+    assert all(torch.equal(before, after) for before, after in zip(*results, strict=True))
+
+
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
     """Causal attention in fp64, one query and head at a time."""
     n, heads, _ = q.shape

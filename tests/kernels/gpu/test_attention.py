@@ -86,6 +86,16 @@ class Batch:
         theirs = reference.paged_attention(float_q, cache, self.table, self.seq_lens, self.bounds, **options)
         return float((ours.float() - theirs).norm() / theirs.norm())
 
+    def forget(self, window: int) -> None:
+        """NaN in the pages that no query of a sequence sees anything of, as others may write there."""
+        for table, length, count in zip(self.table, self.lengths, self.counts, strict=True):
+            pages = table[: max(length - count - window + 1, 0) // self.cache.block_size].long()
+            for codes, scales in (
+                (self.cache.keys, self.cache.key_scales),
+                (self.cache.values, self.cache.value_scales),
+            ):
+                (codes if scales is None else scales)[pages] = torch.nan
+
     def alone(self, sequence: int) -> torch.Tensor:
         """Of one sequence as a batch of its own."""
         rows = slice(*self.bounds[sequence : sequence + 2].tolist())
@@ -101,6 +111,15 @@ class Batch:
 @pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
 def test_attention_is_the_references(layout: tuple[list[int], list[int]], int8: bool, options: dict[str, Any]) -> None:
     assert Batch(layout, 6, 2, 64, torch.float16, int8=int8).error(**options) < BOUND[torch.float16]
+
+
+@pytest.mark.parametrize("layout", [SHORT, MIXED], ids=["short", "mixed"])
+@pytest.mark.parametrize(("int8", "page"), [(False, 16), (True, 32)])
+def test_what_a_window_has_passed_by_changes_no_bit(layout: tuple[list[int], list[int]], int8: bool, page: int) -> None:
+    batch = Batch(layout, 4, 2, 64, torch.float16, int8=int8, page=page)
+    before = batch.attend(window=70)
+    batch.forget(70)
+    assert torch.equal(batch.attend(window=70), before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
