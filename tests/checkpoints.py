@@ -94,6 +94,18 @@ STRETCHED: dict[str, PreTrainedConfig] = {
         **_SHAPE, original_max_position_embeddings=64, rope_parameters=_LONG_ROPE, pad_token_id=0
     ),
 }
+# Layers of both kinds, whose groups in the KV cache have a place too many.
+_SLIDING_OF_SEVEN = [
+    kind + "_attention" for kind in ("sliding", "sliding", "full", "sliding", "sliding", "full", "sliding")
+]
+WINDOWED: dict[str, PreTrainedConfig] = {
+    "gemma3_deep": Gemma3TextConfig(
+        **{**_SHAPE, "num_hidden_layers": 7},
+        **_GEMMA,
+        rope_parameters=_GEMMA3_ROPE,
+        layer_types=_SLIDING_OF_SEVEN,
+    ),
+}
 FORMATS = (
     *("dense", "gptq", "gptq_v2", "gptq_act_order", "gptq_3bit"),
     *("awq_gemm", "awq_gemm_sym", "awq_gemv", "awq_gemv_fast", "compressed", "compressed_sym_channel"),
@@ -108,7 +120,7 @@ def tiny_checkpoint(
     """Write a checkpoint; returns the fp32 model of transformers with exactly its (dequantised) weights."""
     torch.manual_seed(seed)
     # eager: what another transformers takes by default may leave Gemma's soft cap out (5.17)
-    shape = (FAMILIES | STRETCHED)[family]
+    shape = (FAMILIES | STRETCHED | WINDOWED)[family]
     model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, attn_implementation="eager").eval()
     _randomise_norms_and_biases(model)
     config = json.loads(model.config.to_json_string())

@@ -18,6 +18,7 @@ TORCH_FREE = (
         "engine.read_ahead",
         "engine.head_start",
         "engine.errors",
+        "engine.layout",
         "engine.types",
         "engine.config",
         "engine.messages",

@@ -55,6 +55,7 @@ SPEC = ModelSpec(
 )
 BLOCK_BYTES = 16 * 2 * 2 * 2 * 16 * 4  # slots, keys and values, layers, KV heads, head_dim, fp32
 GB = 1_000_000_000
+_HALF_IN_WINDOWS = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +207,13 @@ def test_what_the_report_says_is_what_the_process_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_running_engine_gives_memory_back_and_its_answers_stay() -> None:
+@pytest.mark.parametrize("window", [None, 64])
+def test_a_running_engine_gives_memory_back_and_its_answers_stay(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those who were there before hold the first blocks in the prefix cache, so that others have to move."""
+    if window:
+        monkeypatch.setitem(SHAPES, "tiny", SHAPES["tiny"] | _HALF_IN_WINDOWS | {"sliding_window": window})
     config = EngineConfig(model="tiny", device="cuda", kv_gb=0.2, max_num_seqs=8)
     runner = make_runner(config, dummy_checkpoint("tiny", "gptq"), lambda stage, fraction: None)
     before = [tuple(prompt(2000, seed=100 + i)) for i in range(8)]

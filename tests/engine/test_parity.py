@@ -378,7 +378,7 @@ def test_greedy_tokens_do_not_depend_on_company_or_chunks(
 
 
 @on_every_device
-@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_deep", "qwen3_moe"])
 def test_greedy_tokens_of_windows_and_experts_do_not_depend_on_company(
     tmp_path: Path, family: str, device: str
 ) -> None:

@@ -15,6 +15,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BadRequest, ContextTooLong
 from engine.layout import Window
+from engine.plan import ScheduledSequence
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence as EngineSequence
 from engine.types import FinishReason, RequestClass, SamplingParams, Standing, TokenEvent
 from tests.engine.fake_runner import FakeRunner, solo_answer
 
@@ -259,9 +262,20 @@ class _MovesBlocksAndTellsNobody(BlockPool):
         return {}
 
 
+class _FindsABeginningWithoutItsWindow(BlockPool):
+    def match(self, token_ids: Sequence[int], max_tokens: int) -> PrefixMatch:
+        windows = self.windows
+        self.windows = tuple(window and 1 for window in windows)
+        try:
+            return super().match(token_ids, max_tokens)
+        finally:
+            self.windows = windows
+
+
 @pytest.mark.parametrize(
     "mutant",
     [
+        _FindsABeginningWithoutItsWindow,
         _IgnoresTheParent,
         _KeepsTheKeyOfABlockHandedOut,
         _FreesABlockThatOthersHold,
@@ -278,6 +292,35 @@ def test_a_block_pool_with_a_mistake_is_found_out(
     mutant: type[BlockPool], with_check: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.engine.BlockPool", mutant)
+    _find_out(with_check, monkeypatch)
+
+
+class _SlidesABlockTooFar(Scheduler):
+    def _slide(self, sequence: EngineSequence, num_tokens: int) -> None:
+        super()._slide(sequence, num_tokens + self.pool.block_size)
+
+
+class _NeverSlides(Scheduler):
+    def _slide(self, sequence: EngineSequence, num_tokens: int) -> None:
+        pass
+
+
+class _SlidesBeforeTheStepIsSettled(Scheduler):
+    def _advance(self, sequence: EngineSequence, scheduled: ScheduledSequence) -> None:
+        sequence.num_settled_tokens = scheduled.start + scheduled.num_tokens
+        super()._advance(sequence, scheduled)
+
+
+@pytest.mark.parametrize("mutant", [_SlidesABlockTooFar, _NeverSlides, _SlidesBeforeTheStepIsSettled])
+@pytest.mark.parametrize("with_check", [True, False], ids=["invariants", "answers alone"])
+def test_a_window_that_is_let_go_of_wrongly_is_found_out(
+    mutant: type[Scheduler], with_check: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.engine.Scheduler", mutant)
+    _find_out(with_check, monkeypatch)
+
+
+def _find_out(with_check: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not with_check:
         monkeypatch.setattr(Engine, "check", lambda self: None)
     only_find = settings(_settings(600), phases=[Phase.generate], derandomize=True)
