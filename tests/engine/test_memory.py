@@ -108,9 +108,29 @@ def test_a_context_that_was_asked_for_or_a_useless_one_is_refused_instead(option
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_what_is_planned_for_a_token_is_what_the_cache_takes(dtype: str) -> None:
-    cache = KVCache(SPEC, 7, 16, getattr(torch, dtype), torch.device("cpu"), max_num_seqs=3)
-    assert cache.num_bytes == 7 * cache_sizes(SPEC, dtype, 16, 512).block_bytes
+@pytest.mark.parametrize("windows", [(None, None), (64, 64), (64, 64, None, 64, 64, None, 64)])
+def test_what_is_planned_for_a_block_is_what_the_cache_takes(windows: tuple[int | None, ...], dtype: str) -> None:
+    layers = tuple(replace(LAYER, attention=replace(LAYER.attention, window=window)) for window in windows)
+    spec = replace(SPEC, layers=layers)
+    cache = KVCache(spec, 7, 16, getattr(torch, dtype), torch.device("cpu"), max_num_seqs=3)
+    assert cache.num_bytes == 7 * cache_sizes(spec, dtype, 16, 512).block_bytes
+    assert len({id(layer.paged) for layer in cache.layers}) == 2, "a pair of tensors for each place in a group"
+
+
+def test_a_plan_with_windows_holds_its_longest_sequence_and_says_which_places_stay_empty() -> None:
+    layers = tuple(
+        replace(LAYER, attention=replace(LAYER.attention, window=w)) for w in (64, 64, None, 64, 64, None, 64)
+    )
+    spec = replace(SPEC, layers=layers)
+    sizes = cache_sizes(spec, "float32", 16, 32)
+    config = EngineConfig(model="m", kv_gb=100 * sizes.block_bytes / GB, max_num_batched_tokens=32)
+    found, _ = plan_cache(
+        config, spec, Machine("cpu", "it"), Parts(free_at_start=GB, weights=0, workspace=0), "float32"
+    )
+    # Of 4 groups one keeps everything. The others hold 63 + 2 * 32 tokens at most, which lie in 9 blocks.
+    assert found.report.num_blocks == 100 and found.max_model_len == (100 - 3 * 9) * 16
+    assert sizes.layout.needed(found.max_model_len) == 100 < sizes.layout.needed(found.max_model_len + 1)
+    assert any("of 8 places 1 stay empty" in note for note in found.report.notes)
 
 
 def test_weights_larger_than_a_computers_memory_are_refused_before_they_are_read() -> None:

@@ -324,5 +324,5 @@ def _find_out(with_check: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not with_check:
         monkeypatch.setattr(Engine, "check", lambda self: None)
     only_find = settings(_settings(600), phases=[Phase.generate], derandomize=True)
-    with pytest.raises((AssertionError, KeyError)):
+    with pytest.raises((AssertionError, KeyError, IndexError)):
         run_state_machine_as_test(EngineMachine, settings=only_find)

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.bench.host import _NullRunner
+from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.layout import group_layers
+from engine.layout import Window, group_layers
+from engine.plan import BatchPlan, FinishedStep
 from engine.runner import ModelRunner
 from engine.types import SamplingParams
 from tests.checkpoints import tiny_checkpoint
@@ -18,7 +21,7 @@ from tests.engine.limits import Limits
 from tests.engine.running import engine_config, load, prompt
 
 _FAMILIES = ("mistral", "gemma2", "gemma3_deep")  # windows alone; as many of both; groups with an empty place
-_WINDOW, _BLOCK, _NEW_TOKENS = 24, 16, 20
+_WINDOW, _BLOCK, _NEW_TOKENS = 24, 16, 10
 
 
 class Subject:
@@ -26,6 +29,7 @@ class Subject:
         self.model = tiny_checkpoint(folder, family)
         self.runner = load(folder, max_num_batched_tokens=32)
         self.config = engine_config(folder)
+        self._alone: dict[tuple[int, ...], list[int]] = {}
 
     def engine(self, *, budget: int = 32, num_blocks: int | None = None, steps_ahead: int = 0) -> Engine:
         """A new one, over a cache without a number."""
@@ -36,10 +40,12 @@ class Subject:
     @torch.inference_mode()
     def alone(self, tokens: list[int]) -> list[int]:
         """Greedy, by transformers."""
-        known = list(tokens)
-        for _ in range(_NEW_TOKENS):
-            known.append(int(self.model(torch.tensor([known])).logits[0, -1].argmax()))
-        return known[len(tokens) :]
+        if tuple(tokens) not in self._alone:
+            known = list(tokens)
+            for _ in range(_NEW_TOKENS):
+                known.append(int(self.model(torch.tensor([known])).logits[0, -1].argmax()))
+            self._alone[tuple(tokens)] = known[len(tokens) :]
+        return self._alone[tuple(tokens)]
 
 
 @pytest.fixture(scope="module", params=_FAMILIES)
@@ -119,7 +125,7 @@ def logits_of(subject: Subject) -> Iterator[list[torch.Tensor]]:
         subject.runner._decoder.logits = compute  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("length", [16, 24, 33, 40, 41, 65, 97, 130])
+@pytest.mark.parametrize("length", [24, 33, 41, 65, 130])
 def test_a_found_beginning_gives_the_bits_of_a_computed_one(subject: Subject, length: int) -> None:
     engine, tokens = subject.engine(), prompt(length, seed=length)
     answers, rows = [], []
@@ -155,6 +161,51 @@ def test_preempted_sequences_get_the_answers_of_those_alone(subject: Subject) ->
     prompts = {f"r{i}": prompt(110 + 9 * i, seed=i) for i in range(4)}
     ours = run(subject, engine, prompts)
     assert ours == {name: subject.alone(tokens) for name, tokens in prompts.items()}
+
+
+class _Ahead(_NullRunner):
+    """Notes the blocks that are held when a step is planned and the one before it not settled."""
+
+    steps_ahead = 1
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        self.used: list[int] = []
+
+    def submit(self, plan: BatchPlan) -> FinishedStep:
+        assert self.engine is not None
+        self.used.append(self.engine.stats().num_blocks_used)
+        return super().submit(plan)
+
+
+@pytest.mark.parametrize("windows", [(None, *(1024,) * 5), (4096,), (None, 4096)])
+def test_what_a_sequence_is_said_to_need_is_what_it_takes(windows: tuple[Window, ...]) -> None:
+    runner = _Ahead()
+    runner.memory = replace(runner.memory, windows=windows, step_tokens=2048)
+    engine = runner.engine = Engine(runner, EngineConfig(model="none"))
+    engine.add("long", (1,) * 8000, SamplingParams(max_tokens=192, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+    layout = runner.memory.layout
+    assert max(runner.used) <= layout.needed(8192) <= 1.05 * max(runner.used)
+    assert runner.used[-1] <= layout.needed(8192, 1) <= 1.05 * runner.used[-1]
+
+
+@pytest.mark.parametrize("windows", [(None, *(1024,) * 5), (4096,)])
+def test_as_many_chats_fit_as_are_forecast(windows: tuple[Window, ...]) -> None:
+    runner = _Ahead()
+    layout = replace(runner.memory, windows=windows, step_tokens=2048).layout
+    num_blocks = layout.useful(6, 8192)
+    assert (layout.num_sequences(num_blocks, 8192), layout.num_sequences(num_blocks - 1, 8192)) == (6, 5)
+    runner.memory = replace(runner.memory, windows=windows, step_tokens=2048, num_blocks=num_blocks)
+    engine = runner.engine = Engine(runner, EngineConfig(model="none"))
+    for index in range(6):
+        engine.add(str(index), (index,) * 8000, SamplingParams(max_tokens=192, ignore_eos=True))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        most = max(most, engine.stats().num_requests_running)
+    assert (most, engine.stats().num_preemptions) == (6, 0)
 
 
 def test_layers_are_grouped_by_window_where_a_chat_takes_the_least() -> None:

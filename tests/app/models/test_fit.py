@@ -12,13 +12,13 @@ from app.models.catalog import CatalogEntry
 from app.models.fit import Fit, fit
 from app.models.machine import Memory, empty_card
 from app.models.outline import Outline, StoredType, outline_of_folder, outline_of_repo
-from engine.bench.shapes import dummy_checkpoint
+from engine.bench.shapes import SHAPES, dummy_checkpoint
 from engine.checkpoint import open_checkpoint
 from engine.config import EngineConfig
 from engine.forecast import forecast
 from engine.loading import load_runner
 from tests.app.models.fake_hub import FakeHub, led_here, running
-from tests.checkpoints import FAMILIES, FORMATS, tiny_checkpoint
+from tests.checkpoints import FAMILIES, FORMATS, WINDOWED, tiny_checkpoint
 
 REPO = "org/tiny"
 CARD = Memory("cuda", "a card", 24 * 2**30, 24 * 2**30)
@@ -71,7 +71,10 @@ def test_headers_give_the_forecast_that_the_engine_makes_of_the_opened_files(
 
 @pytest.mark.parametrize(
     ("family", "fmt"),
-    [*(("llama", fmt) for fmt in FORMATS), *((family, "dense") for family in FAMILIES if family != "llama")],
+    [
+        *(("llama", fmt) for fmt in FORMATS),
+        *((family, "dense") for family in (*FAMILIES, *WINDOWED) if family != "llama"),
+    ],
 )
 def test_what_is_forecast_is_within_5_percent_of_the_report_after_loading(
     tmp_path: Path, family: str, fmt: str
@@ -160,7 +163,57 @@ def test_layers_with_a_window_are_counted_as_what_they_take(tmp_path: Path) -> N
     tiny_checkpoint(tmp_path, "gemma3", "gptq")
     report = fit(outline_of_folder(tmp_path), EngineConfig(model="m"), [CARD])
     assert (report.num_layers, report.window_layers, report.window) == (2, 1, 24)
-    assert report.kv_bytes_per_1k["bf16"] == 1000 * 2 * 2 * 2 * 32 * 2
+    block_bytes = 16 * 2 * 2 * 32 * 2  # tokens, keys and values, KV heads, head_dim, bf16; of one layer
+    # The context, 256 tokens, is 16 blocks; the window, with the tokens of a step under way and one planned, at most 3.
+    assert report.kv_bytes_per_1k["bf16"] == round(1000 * (16 + 3) * block_bytes / 256)
+    assert report.kv_bytes_per_1k_more["bf16"] == 1000 * block_bytes // 16
+
+
+GEMMA3_12B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 262208,
+    "hidden_size": 3840,
+    "intermediate_size": 15360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+    "torch_dtype": "bfloat16",
+}
+GEMMA2_9B = GEMMA3_12B | {
+    "architectures": ["Gemma2ForCausalLM"],
+    "vocab_size": 256000,
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 42,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+}
+TOKEN_BYTES = 2 * 8 * 256 * 2  # keys and values, KV heads, head_dim, bf16; of one layer
+
+
+@pytest.mark.parametrize(
+    ("config", "full", "windowed", "window"), [(GEMMA3_12B, 8, 40, 1024), (GEMMA2_9B, 21, 21, 4096)]
+)
+def test_a_chat_of_8k_takes_its_full_layers_and_what_the_others_see(
+    config: dict[str, object], full: int, windowed: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, "gemma", config)
+    outline = big("gemma", "gptq")
+    report = fit(outline, EngineConfig(model="m"), [CARD])
+    chat_bytes = TOKEN_BYTES * (full * 8192 + windowed * window)
+    assert report.kv_bytes_per_1k["bf16"] * 8.192 == pytest.approx(chat_bytes, rel=0.05)
+    assert report.kv_bytes_per_1k_more["bf16"] == 1000 * TOKEN_BYTES * full
+    (found,) = report.fits
+    # While one chat's prompt is computed, what its steps write is kept in all layers; 2,048 tokens each, two at once.
+    prefill_bytes = TOKEN_BYTES * windowed * min(2 * 2048, 8192 - window)
+    assert found.kv_dtype == "bf16"
+    assert found.chats == pytest.approx((found.kv_bytes - prefill_bytes) / chat_bytes, rel=0.05, abs=1)
+    kept_whole = TOKEN_BYTES * (full + windowed) * 8192
+    assert found.chats > 1.25 * (found.kv_bytes // kept_whole)
 
 
 def test_a_card_acts_as_a_smaller_one_as_the_engine_has_it() -> None:
