@@ -7,7 +7,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
-from operator import le
 from struct import Struct
 from typing import NamedTuple
 
@@ -112,32 +111,41 @@ class BlockPool:
 
         Of a group with a window it takes the blocks that the next token would see.
         """
-        size, prefix = self.block_size, NO_PREFIX
-        columns: list[list[Block | None]] = []
-        num_missing = [0] * len(self.windows)  # leading blocks, up to the last that is not there
-        best, best_prefix = 0, NO_PREFIX
-        for end in range(size, max_tokens + 1, size):
-            prefix = self._prefix_of(prefix, token_ids[end - size : end])
-            columns.append([by_prefix.get(prefix) for by_prefix in self._by_prefix])
-            for group, block in enumerate(columns[-1]):
-                if block is None:
-                    num_missing[group] = len(columns)
-            passed = [num_passed(window, end, size) for window in self.windows]
-            if all(map(le, num_missing, passed)):
-                best, best_prefix = len(columns), prefix
-            elif any(map(_is_lost, num_missing, self.windows)):
-                break
-        return self._match_of(columns[:best], best_prefix)
+        prefixes = self._known(token_ids, max_tokens)
+        while (missing := self._missing(prefixes)) is not None:
+            del prefixes[missing:]
+        found, tables = list[Block](), []
+        for by_prefix, window in zip(self._by_prefix, self.windows, strict=True):
+            passed = num_passed(window, len(prefixes) * self.block_size, self.block_size)
+            blocks = [by_prefix[prefix] for prefix in prefixes[passed:]]
+            tables.append((0,) * passed + tuple(block.block_id for block in blocks))
+            found += blocks
+        num_idle = sum(block.ref_count == 0 for block in found)
+        prefix = prefixes[-1] if prefixes else NO_PREFIX
+        return PrefixMatch(tuple(tables), tuple(block.block_id for block in found), prefix, num_idle)
 
-    def _match_of(self, columns: list[list[Block | None]], prefix: PrefixId) -> PrefixMatch:
-        num_tokens, found, tables = len(columns) * self.block_size, list[Block](), []
-        for group, window in enumerate(self.windows):
-            passed = num_passed(window, num_tokens, self.block_size)
-            held = [block for column in columns[passed:] if (block := column[group]) is not None]
-            tables.append((0,) * passed + tuple(block.block_id for block in held))
-            found += held
-        block_ids = tuple(block.block_id for block in found)
-        return PrefixMatch(tuple(tables), block_ids, prefix, sum(block.ref_count == 0 for block in found))
+    def _known(self, token_ids: Sequence[int], max_tokens: int) -> list[PrefixId]:
+        """Prefixes, block by block, as far as all groups that see everything have theirs."""
+        whole = [known for known, window in zip(self._by_prefix, self.windows, strict=True) if window is None]
+        prefixes: list[PrefixId] = []
+        prefix = NO_PREFIX
+        for end in range(self.block_size, max_tokens + 1, self.block_size):
+            prefix = self._prefix_of(prefix, token_ids[end - self.block_size : end])
+            for known in whole:
+                if prefix not in known:
+                    return prefixes
+            prefixes.append(prefix)
+        return prefixes
+
+    def _missing(self, prefixes: Sequence[PrefixId]) -> int | None:
+        """A block that some window would see after these, and that is not there: the last one of its group."""
+        for known, window in zip(self._by_prefix, self.windows, strict=True):
+            if window is not None:
+                passed = num_passed(window, len(prefixes) * self.block_size, self.block_size)
+                for index in range(len(prefixes) - 1, passed - 1, -1):
+                    if prefixes[index] not in known:
+                        return index
+        return None
 
     def _prefix_of(self, parent: PrefixId, token_ids: Sequence[int]) -> PrefixId:
         return blake2b(parent + self._pack(*token_ids), digest_size=_PREFIX_BYTES).digest()
@@ -252,8 +260,3 @@ class BlockPool:
         if block.prefix is not None:
             del self._by_prefix[block.group][block.prefix]
             block.prefix = None
-
-
-def _is_lost(num_missing: int, window: Window) -> bool:
-    """Of a group: no longer beginning can be whole."""
-    return window is None and num_missing > 0

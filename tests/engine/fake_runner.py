@@ -215,8 +215,10 @@ def _kv(read: _Read, windows: tuple[Window, ...], position: int, token_id: int) 
     """Of a group without a window the number before stands for all of them."""
     before: list[int] = []
     for group, window in enumerate(windows):
-        first = max(position - 1, 0) if window is None else _first_seen(window, position)
-        before += (read(group, earlier) for earlier in range(first, position))
+        if window is None:
+            before.append(read(group, position - 1) if position else 0)
+        else:
+            before += (read(group, earlier) for earlier in range(_first_seen(window, position), position))
     return hash((*before, token_id))
 
 

@@ -181,6 +181,8 @@ GEMMA3_12B = {
     "max_position_embeddings": 131072,
     "query_pre_attn_scalar": 256,
     "sliding_window": 1024,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
     "torch_dtype": "bfloat16",
 }
 GEMMA2_9B = GEMMA3_12B | {
