@@ -13,7 +13,7 @@ from dataclasses import dataclass
 Window = int | None  # tokens that a query sees, itself included; None: all before it
 
 _MOST_GROUPS = 8  # a table each, which the host fills in at every step
-_CHAT_TOKENS = 8192  # what a group's size is chosen for
+_CHAT_TOKENS, _NEXT_TO = 8192, 1.02  # what a group's size is chosen for, and how much more it may take for fewer groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,20 @@ class LayerGroups:
 
 
 def group_layers(windows: Sequence[Window]) -> LayerGroups:
-    """Groups of one size for layers of such windows: the size at which a chat takes the least, with few groups."""
+    """Groups of one size for layers of such windows: the largest at which a chat takes next to the least."""
     counts = Counter(windows)
     kinds = sorted(counts, key=lambda window: (window is not None, window or 0))
-    fewest = max(_MOST_GROUPS, len(kinds))
+    most = max(_MOST_GROUPS, len(kinds))
 
     def num_groups(window: Window, size: int) -> int:
         return -(-counts[window] // size)
 
-    def cost(size: int) -> tuple[int, int]:
-        held = sum(num_groups(window, size) * min(window or _CHAT_TOKENS, _CHAT_TOKENS) for window in kinds)
-        return size * held, -size
+    def cost(size: int) -> int:
+        return size * sum(num_groups(window, size) * min(window or _CHAT_TOKENS, _CHAT_TOKENS) for window in kinds)
 
     sizes = range(1, max(counts.values()) + 1)
-    size = min((size for size in sizes if sum(num_groups(window, size) for window in kinds) <= fewest), key=cost)
+    costs = {size: cost(size) for size in sizes if sum(num_groups(window, size) for window in kinds) <= most}
+    size = max(size for size in costs if costs[size] <= _NEXT_TO * min(costs.values()))
     first, total = {}, 0
     for window in kinds:
         first[window], total = total, total + num_groups(window, size)

@@ -108,7 +108,7 @@ def _in_hand(ready: ReadyModel) -> dict[str, Any]:
         "workspace_bytes": report.workspace_bytes + report.graphs_bytes,
         "kv_bytes": report.kv_bytes,
         "made_kv_bytes": ready.made_kv_bytes,
-        "block_size": report.block_size,
+        "tokens_a_block": report.kv_tokens / max(report.num_blocks, 1),
         "max_model_len": ready.info.max_model_len,
         "notes": list(report.notes),
     }

@@ -113,7 +113,7 @@ function drawPool({ engine, in_hand: inHand }) {
   for (let at = 0; at < cells; at += 1) {
     map.append(el("span", { data: { part: at < usedCells ? "kv" : at < usedCells + cachedCells ? "cached" : "free" } }));
   }
-  const tokens = (blocks) => number(blocks * (inHand?.block_size ?? 16));
+  const tokens = (blocks) => number(Math.round(blocks * (inHand?.tokens_a_block ?? 16)));
   fill("pool", map,
     el("ul", { class: "fr-legend" },
       legend("kv", t("monitor.pool_used", { tokens: tokens(used) })),
