@@ -140,9 +140,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(give_back=st.integers(0, 72))
     def resize(self, give_back: int) -> None:
         """The cache in another size, while requests run: nobody's answer changes, but for its length."""
-        blocks = self.engine.memory.num_blocks
+        blocks, longest = self.engine.memory.num_blocks, self.engine._max_length
         try:
-            self._take_in(self.engine.resize_kv(give_back))
+            self._take_in(self.engine.resize_kv(give_back), longest)  # of steps that were under way before
         except BadRequest:
             assert self.engine.memory.num_blocks == blocks
         self.engine.check()
@@ -160,16 +160,17 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.stats().num_blocks_used == 0
 
     def _step(self) -> None:
-        self._take_in(self.engine.step())
+        self._take_in(self.engine.step(), self.engine._max_length)
 
-    def _take_in(self, events: list[TokenEvent]) -> None:
+    def _take_in(self, events: list[TokenEvent], longest: int) -> None:
+        """longest: that a sequence could be."""
         for event in events:
             answer = self.given[event.request_id]
             assert event.token_id is not None
             answer.append(event.token_id)
             wanted = self.wanted[event.request_id]
             assert answer == wanted[: len(answer)]
-            is_cut = event.num_prompt_tokens + len(answer) == self.engine._max_length
+            is_cut = event.num_prompt_tokens + len(answer) == longest
             assert (event.finish_reason is not None) == (len(answer) == len(wanted) or is_cut)
             if event.finish_reason is not None:
                 del self.given[event.request_id]
