@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from app.errors import AppError
-from app.models import catalog
+from app.models.catalog_file import EMBEDDED_IDS
 from app.models.embedded.forms import WHEEL, Form, Wheel, ensure_embedded
 from app.models.shelf import ModelShelf, is_right
 from app.models.store import problems
@@ -58,7 +58,7 @@ def left_over(models_dir: Path) -> list[str]:
 
 
 def test_the_catalogue_and_the_maker_know_the_same_forms() -> None:
-    assert tuple(form.value for form in Form) == catalog.EMBEDDED_IDS
+    assert tuple(form.value for form in Form) == EMBEDDED_IDS
 
 
 @pytest.mark.parametrize("form", list(Form))
