@@ -48,7 +48,7 @@ def operations(stage: Stage) -> list[Any]:
 def test_no_reply_breaks_the_schema(stage: Stage, operations: list[Any], subtests: pytest.Subtests) -> None:
     for operation in operations:
         with subtests.test(operation.label):
-            _play(stage, operation, num_examples=80)
+            _play(stage, operation, num_examples=40)
 
 
 @pytest.mark.slow

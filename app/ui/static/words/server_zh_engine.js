@@ -166,4 +166,5 @@ export default {
   "32-bit weights on a card: eight": "显卡上的 32 位权重：八",
   "16-bit weights on a card: four": "显卡上的 16 位权重：四",
   "Modules with {} are held as {} times their size.": "{0}的模块保存为{1}倍大小。",
+  "The KV cache is shared by {} groups of layers of one size, by their windows: of {} places {} stay empty.": "KV 缓存由 {0} 组大小相同的层按窗口共用：{1} 个位置中有 {2} 个空着。",
 };
