@@ -120,7 +120,7 @@ def _fit(outline: Outline, config: EngineConfig, machine: Memory, others: Sequen
     report = plan.report
     good = min(config.max_model_len or outline.spec.context_length, _GOOD_CONTEXT)
     is_tight = plan.max_model_len < good or (kv_dtype == "int8" and config.kv_cache_dtype == "auto")
-    advice = _other_plans(outline, config, machine, parts, dtype) if _is_short(outline, plan) else ()
+    advice = _other_plans(outline, config, machine, parts, dtype) if _is_short(outline, config, plan) else ()
     return replace(
         found,
         verdict="tight" if is_tight else "fits",
@@ -152,8 +152,9 @@ def _chats(report: MemoryReport) -> int:
     return report.layout.num_sequences(report.num_blocks, CHAT_TOKENS)
 
 
-def _is_short(outline: Outline, plan: MemoryPlan) -> bool:
-    return plan.max_model_len < outline.spec.context_length
+def _is_short(outline: Outline, config: EngineConfig, plan: MemoryPlan) -> bool:
+    """Less than was asked for; without a wish, than the model can."""
+    return plan.max_model_len < (config.max_model_len or outline.spec.context_length)
 
 
 def _other_plans(outline: Outline, config: EngineConfig, machine: Memory, parts: Parts, dtype: str) -> tuple[str, ...]:

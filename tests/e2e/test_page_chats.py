@@ -225,6 +225,94 @@ def test_what_an_edit_was_refused_for_goes_with_it(open_tab: Callable[..., Tab])
     expect(tab.finished.last).to_contain_text("again")
 
 
+def test_a_message_goes_with_its_file_to_the_chat_that_it_was_written_in(
+    open_tab: Callable[..., Tab], house: House, tmp_path: Path
+) -> None:
+    tab, held = open_tab(), list[Any]()
+    tab.page.route("**/ui/attachments?*", lambda route: held.append(route))
+    (tmp_path / "note.txt").write_text("the note")
+    _chat(tab, "A week in Lisbon").click()
+    tab.page.get_by_label("Attach", exact=True).set_input_files(tmp_path / "note.txt")
+    wait_until(lambda: (tab.page.wait_for_timeout(20), len(held) == 1)[1])
+    tab.send("say: for Lisbon")
+    _chat(tab, "What RoPE is").click()
+    expect(tab.answers.last).to_contain_text("ROPE")
+    tab.box.fill("a draft about RoPE")
+    held[0].continue_()
+    wait_until(lambda: (tab.page.wait_for_timeout(20), len(house.service.requests) == 1)[1])
+    tab.page.wait_for_timeout(200)
+    assert tab.box.input_value() == "a draft about RoPE"
+    expect(tab.answers).to_have_count(1)
+    _chat(tab, "A week in Lisbon").click()
+    expect(tab.finished.last).to_contain_text("for Lisbon")
+    expect(tab.page.get_by_text("note.txt", exact=True)).to_be_visible()
+
+
+def test_a_refused_message_is_the_draft_of_its_own_chat(open_tab: Callable[..., Tab]) -> None:
+    tab, held = open_tab(), list[Any]()
+    tab.page.route("**/ui/talk/send", lambda route: held.append(route))
+    _chat(tab, "A week in Lisbon").click()
+    tab.send("about Lisbon")
+    wait_until(lambda: (tab.page.wait_for_timeout(20), len(held) == 1)[1])
+    _chat(tab, "What RoPE is").click()
+    expect(tab.answers.last).to_contain_text("ROPE")
+    held[0].fulfill(status=503, json={"error": {"message": "Not now."}})
+    tab.page.wait_for_timeout(200)
+    assert tab.box.input_value() == ""
+    _chat(tab, "A week in Lisbon").click()
+    expect(tab.box).to_have_value("about Lisbon")
+    expect(tab.page.get_by_text("Not now.")).to_be_visible()
+    tab.complaints.clear()
+
+
+def test_files_of_a_new_chat_do_not_follow_into_another(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    tab = open_tab()
+    (tmp_path / "secret.txt").write_text("a secret")
+    tab.page.get_by_label("Attach", exact=True).set_input_files(tmp_path / "secret.txt")
+    expect(tab.page.get_by_text("secret.txt", exact=True)).to_be_visible()
+    _chat(tab, "What RoPE is").click()
+    expect(tab.answers.last).to_contain_text("ROPE")
+    expect(tab.page.get_by_text("secret.txt")).to_have_count(0)
+
+
+def test_settings_belong_to_the_chat_that_they_were_opened_for(open_tab: Callable[..., Tab], folder: Path) -> None:
+    tab = open_tab()
+    _chat(tab, "A week in Lisbon").click()
+    expect(tab.answers.last).to_contain_text("LISBON")
+    settings = tab.page.get_by_role("button", name="Chat settings")
+    settings.click()
+    system = tab.page.get_by_label("System prompt")
+    system.fill("Only Lisbon.")
+    for keys in ("Alt+ArrowUp", "Alt+ArrowDown", "Alt+ArrowDown", "Control+Shift+O"):
+        tab.page.keyboard.press(keys)
+    tab.page.get_by_role("button", name="Save", exact=True).click()
+    expect(tab.page.locator("#fs-chat-settings")).to_be_hidden()
+    history = History(folder / "history.db")
+    assert {chat.title: chat.system for chat in history.chats() if chat.system} == {"A week in Lisbon": "Only Lisbon."}
+    history.close()
+    _chat(tab, "What RoPE is").click()
+    expect(tab.answers.last).to_contain_text("ROPE")
+    tab.page.route("**/ui/chats/*", lambda route: route.abort())
+    settings.click()
+    expect(tab.page.get_by_text("cannot be reached").first).to_be_visible()
+    expect(tab.page.locator("#fs-chat-settings")).to_be_hidden()  # the settings of the other chat stand in it
+    tab.complaints.clear()
+
+
+def test_an_edit_ends_the_answer_that_it_replaces(open_tab: Callable[..., Tab], house: House) -> None:
+    tab = open_tab()
+    tab.send("count: 5000 every 0.03 as n")
+    expect(tab.writing).to_have_count(1)
+    tab.press("Edit")
+    edited = tab.page.get_by_role("textbox", name="Edit your message")
+    edited.fill("say: shorter")
+    edited.press("Enter")
+    expect(tab.finished.last).to_contain_text("shorter")
+    expect(tab.writing).to_have_count(0)
+    tab.press("Version before")
+    expect(tab.finished.last).to_contain_text("Stopped")
+
+
 def test_an_incognito_chat_is_not_listed_and_is_gone_once_it_is_left(
     open_tab: Callable[..., Tab],
     house: House,

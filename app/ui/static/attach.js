@@ -2,14 +2,14 @@
 import { ask, el, live, Refused, setText, t } from "./core.js";
 
 class Attachments {
-  #tray; #chat; #chatId; #isIncognito;
+  #tray; #chat; #visit;
   #files = []; // { name, id, numTokens, element, told, reading }: id is null until the server has read it
   #room = null; // tokens of context of the model in hand
   #modelId = null;
 
   constructor({ tools, tray, chat, dropOn }) {
     this.#chat = chat;
-    [this.#chatId, this.#isIncognito] = [chat.current(), chat.isIncognito];
+    this.#visit = chat.visit;
     this.#tray = el("ul", { class: "fs-attached", "aria-label": t("attach.list"), hidden: true });
     tray.append(this.#tray);
     const input = el("input", { type: "file", multiple: true, hidden: true, "aria-label": t("attach.add"), on: { change: () => {
@@ -25,19 +25,20 @@ class Attachments {
   /** Of all files, once the server has read and counted them. Throws Refused where one could not be read, as none is
    *  left behind, and where they have no room in the model's context. */
   async ids() {
-    await Promise.all(this.#files.map((file) => file.reading));
-    const bad = this.#files.find((file) => !file.id);
+    const files = this.#files; // another chat may be open by the time they are read
+    await Promise.all(files.map((file) => file.reading));
+    const bad = files.find((file) => !file.id);
     if (bad) throw new Refused(t("attach.remove_first", { name: bad.name }), 0);
-    const tokens = this.#files.reduce((sum, file) => sum + (file.numTokens ?? 0), 0);
+    const tokens = files.reduce((sum, file) => sum + (file.numTokens ?? 0), 0);
     if (this.#room !== null && tokens >= this.#room) {
       throw new Refused(t("attach.no_room", { tokens: tokens.toLocaleString(), room: this.#room.toLocaleString() }), 0);
     }
-    return this.#files.map((file) => file.id);
+    return files.map((file) => file.id);
   }
 
-  /** They were sent. */
-  clear() {
-    this.#files = [];
+  /** These went along with a message. */
+  sent(ids) {
+    this.#files = this.#files.filter((file) => !ids.includes(file.id));
     this.#draw();
   }
 
@@ -47,7 +48,7 @@ class Attachments {
       entry.told = el("span", { class: "fs-note", text: t("attach.reading") });
       entry.element = this.#chip(entry);
       entry.reading = this.#read(file, entry);
-      this.#files.push(entry);
+      this.#files = [...this.#files, entry];
     }
     this.#draw();
   }
@@ -103,13 +104,12 @@ class Attachments {
     for (const entry of this.#files.filter((each) => each.id)) this.#count(entry).catch(() => this.#say(entry));
   }
 
-  /** What was attached belongs to the chat that it was attached in; a new chat gets its id with its first message. The
-   *  files of an incognito chat are kept elsewhere than those of others. */
+  /** What was attached belongs to the chat that it was attached in. */
   #chatChanged() {
-    const now = this.#chat.current(), { isIncognito } = this.#chat;
-    const isSame = isIncognito === this.#isIncognito && (now === this.#chatId || this.#chatId === null);
-    [this.#chatId, this.#isIncognito] = [now, isIncognito];
-    if (!isSame) this.clear();
+    if (this.#chat.visit === this.#visit) return;
+    this.#visit = this.#chat.visit;
+    this.#files = [];
+    this.#draw();
   }
 
   #takeFrom(element) {
@@ -130,7 +130,7 @@ class Attachments {
 }
 
 /** tools: where the button goes. tray: where the files are shown. dropOn: what files can be dropped and pasted on.
- *  Gives { ids(), clear() }. */
+ *  Gives { ids(), sent(ids) }. */
 export function start(places) {
   return new Attachments(places);
 }

@@ -14,6 +14,7 @@ import { progressWords } from "./model_choice.js";
 
 class Chat {
   #id = null; // of the open chat; null before its first message
+  #visit = 0; // counts the chats that were opened, since a new one has no id
   #isIncognito = false;
   #unwatch = null;
   #listeners = new Set();
@@ -51,6 +52,11 @@ class Chat {
     return this.#isIncognito;
   }
 
+  /** Another number for each chat that is opened: the same while a new one gets its id. */
+  get visit() {
+    return this.#visit;
+  }
+
   /** handler(chatId) when another chat is open, or this one has changed. */
   onChange(handler) {
     this.#listeners.add(handler);
@@ -58,7 +64,9 @@ class Chat {
 
   /** Show a chat; null begins a new one. */
   async open(chatId, { isIncognito = false } = {}) {
+    this.#visit += 1;
     this.#follow(chatId);
+    this.compare.clear();
     this.#isIncognito = chatId ? chatId.startsWith("incognito-") : isIncognito;
     this.composer.belongsTo(chatId ?? (isIncognito ? "incognito-" : ""));
     this.#draw([]);
@@ -68,8 +76,10 @@ class Chat {
     this.composer.focus();
   }
 
-  /** The open chat has changed from here. A new one has its id now: what is in the message box and beside it stays. */
-  async begun(chatId) {
+  /** The chat of a visit has changed from here. A new one has its id now: what is in the message box and beside it stays.
+   *  Who has gone on to another chat meanwhile stays there. */
+  async begun(chatId, visit = this.#visit) {
+    if (visit !== this.#visit) return;
     if (chatId !== this.#id) {
       this.#follow(chatId);
       this.composer.renamed(chatId);
@@ -102,6 +112,9 @@ class Chat {
 
   /** Words for people where the message was not taken. */
   async send(text) {
+    // Where the reader is now: files may take a while to be read, and another chat may be open by then.
+    const place = { chat_id: this.#id, is_incognito: this.#isIncognito, parent_id: this.#parentOfNext() };
+    const [visit, ways] = [this.#visit, this.compare.ways()];
     let attachment_ids;
     try {
       attachment_ids = await this.attachments.ids();
@@ -110,9 +123,8 @@ class Chat {
       throw error;
     }
     if (!text.trim() && attachment_ids.length === 0) return "";
-    const sent = { chat_id: this.#id, is_incognito: this.#isIncognito, parent_id: this.#parentOfNext(), text, attachment_ids };
-    const refusal = await this.#begin("ui/talk/send", sent);
-    if (!refusal) this.attachments.clear();
+    const refusal = await this.#begin("ui/talk/send", { ...place, text, attachment_ids, ways }, visit);
+    if (!refusal) this.attachments.sent(attachment_ids);
     return refusal;
   }
 
@@ -134,15 +146,19 @@ class Chat {
       turn: (node, step) => this.#command("ui/talk/turn", { node_id: node.id, step }),
       keep: (node) => this.#command("ui/talk/turn", { node_id: node.id }),
       branch: (node) => this.#branch(node),
+      saying: (work) => this.#saying(work),
     };
   }
 
-  /** Send something that is answered; gives words where it was refused. */
-  async #begin(path, body) {
+  /** Send something that is answered; gives words where it was refused. What was being answered in its place ends. */
+  async #begin(path, body, visit = this.#visit) {
+    const replaced = visit === this.#visit ? this.#writing() : [];
     try {
-      const { chat_id } = await ask(path, { body: { ...body, ways: this.compare.ways(), shows_probabilities: this.probabilities.isOn() } });
-      this.compare.clear();
-      await this.begun(chat_id ?? this.#id);
+      const given = { ways: this.compare.ways(), shows_probabilities: this.probabilities.isOn(), ...body };
+      const { chat_id } = await ask(path, { body: given });
+      await Promise.all(replaced.map((node) => ask("ui/talk/stop", { body: { node_id: node.id } })));
+      if (visit === this.#visit) this.compare.clear();
+      await this.begun(chat_id ?? this.#id, visit);
       return "";
     } catch (error) {
       if (error instanceof Refused) return error.message;
@@ -151,14 +167,19 @@ class Chat {
   }
 
   async #command(path, body) {
+    await this.#saying(() => ask(path, { body }));
+    await this.reload();
+  }
+
+  /** Do something; a refusal is told beside the message box. */
+  async #saying(work) {
     try {
-      await ask(path, { body });
+      await work();
       this.composer.tell("");
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       this.composer.tell(error.message);
     }
-    await this.reload();
   }
 
   /** Put a box in place of the message; what is sent from it is a version of it. */
@@ -195,13 +216,17 @@ class Chat {
 
   /** Go on from this message in a chat of its own. */
   async #branch(node) {
-    const { id } = await ask("ui/chats/branch", { body: { node_id: node.id } });
-    location.hash = `#/chat/${id}`;
+    await this.#saying(async () => {
+      const { id } = await ask("ui/chats/branch", { body: { node_id: node.id } });
+      location.hash = `#/chat/${id}`;
+    });
   }
 
   async #showEarlier(first) {
-    const { nodes } = await ask(`ui/talk/earlier/${first.parent_id}`);
-    this.#draw([...nodes, ...this.#nodes]);
+    await this.#saying(async () => {
+      const { nodes } = await ask(`ui/talk/earlier/${first.parent_id}`);
+      this.#draw([...nodes, ...this.#nodes]);
+    });
   }
 
   // -- what the server tells

@@ -16,6 +16,7 @@ const OWN_PRESETS = [
 
 class ChatSettings {
   #chat; #presets = [];
+  #chatId = null; // of the chat that the dialog was opened for; null for a new one
   #numbers = new Map();
 
   constructor(tools, chat) {
@@ -66,20 +67,25 @@ class ChatSettings {
 
   async open() {
     this.#tell("");
-    const chatId = this.#chat.current();
-    await this.#try(async () => {
+    const [chatId, visit] = [this.#chat.current(), this.#chat.visit];
+    try {
       await this.#readPresets();
       const chat = chatId ? await ask(`ui/chats/${chatId}`) : { system: "", sampling: {}, model_id: "" };
       await this.#listModels(chat.model_id);
       this.#take(chat);
-      this.presetName.value = "";
-    });
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      return this.#chat.composer.tell(error.message); // another chat's settings stand in the form
+    }
+    if (visit !== this.#chat.visit) return;
+    this.#chatId = chatId;
+    this.presetName.value = "";
     this.dialog.showModal();
   }
 
   async #submit(event) {
     event.preventDefault();
-    const chatId = this.#chat.current();
+    const chatId = this.#chatId;
     const settings = { ...this.#given(), model_id: this.model.value };
     const kept = await this.#try(() => chatId
       ? ask(`ui/chats/${chatId}`, { body: settings })

@@ -295,6 +295,7 @@ class ChatList {
   }
 
   #key(event) {
+    if (document.querySelector("dialog[open]")) return; // it has all keys for itself
     const isCommand = event.ctrlKey || event.metaKey;
     if (event.key === "Escape" && this.#root.contains(event.target)) this.#closeDrawer(event);
     else if (isCommand && !event.shiftKey && event.key.toLowerCase() === "k") this.#showSearch();

@@ -6,6 +6,7 @@ const DRAFT = "fireside.draft."; // in sessionStorage, which is each tab's own: 
 export class Composer {
   #form; #box; #button; #told; #chatId = "";
   #onSend; #onStop; #onEditLast;
+  #toldLater = new Map(); // why a message was refused, by the chat that was left meanwhile
   isWriting = false; // an answer of this chat is being written
 
   /** onSend(text) sends; onStop() stops; onEditLast() edits the latest message. */
@@ -49,7 +50,8 @@ export class Composer {
     this.#chatId = chatId;
     this.#box.value = sessionStorage.getItem(DRAFT + chatId) ?? "";
     this.#fit();
-    this.tell("");
+    this.tell(this.#toldLater.get(chatId) ?? "");
+    this.#toldLater.delete(chatId);
   }
 
   /** The draft of a chat that has just been begun stays with it. */
@@ -67,10 +69,14 @@ export class Composer {
 
   #typed() {
     this.#fit();
-    try {
-      if (this.#box.value) sessionStorage.setItem(DRAFT + this.#chatId, this.#box.value);
-      else sessionStorage.removeItem(DRAFT + this.#chatId);
-    } catch { /* a draft too long to keep lasts until the next reload */ }
+    keep(this.#chatId, this.#box.value);
+  }
+
+  /** A refused message is the draft of its own chat again, which is not open any more. */
+  #giveBack(chatId, text, refusal) {
+    const draft = sessionStorage.getItem(DRAFT + chatId);
+    keep(chatId, draft ? `${text}\n${draft}` : text);
+    this.#toldLater.set(chatId, refusal);
   }
 
   #fit() {
@@ -92,12 +98,20 @@ export class Composer {
   async #submit(event) {
     event.preventDefault();
     if (this.isWriting) return this.#onStop();
-    const text = this.#box.value;
+    const [text, chatId] = [this.#box.value, this.#chatId];
     this.tell("");
     this.text = ""; // what is typed from now on belongs to the next message
     const refusal = await this.#onSend(text);
     if (!refusal) return;
+    if (chatId !== this.#chatId) return this.#giveBack(chatId, text, refusal);
     this.text = this.text ? `${text}\n${this.text}` : text;
     this.tell(refusal);
   }
+}
+
+function keep(chatId, draft) {
+  try {
+    if (draft) sessionStorage.setItem(DRAFT + chatId, draft);
+    else sessionStorage.removeItem(DRAFT + chatId);
+  } catch { /* a draft too long to keep lasts until the next reload */ }
 }

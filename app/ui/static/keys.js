@@ -16,8 +16,9 @@ const KEYS = [
 export function watchKeys({ newChat, stop }) {
   const help = dialog();
   document.addEventListener("keydown", (event) => {
+    if (document.querySelector("dialog[open]")) return; // it has all keys for itself
     const isCommand = event.ctrlKey || event.metaKey;
-    if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+    if (event.key === "Escape") stop();
     else if (isCommand && event.shiftKey && event.key.toLowerCase() === "o") newChat();
     else if (isCommand && event.key === "/") help.showModal();
     else return;

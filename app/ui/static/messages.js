@@ -50,7 +50,7 @@ class AnswerMessage {
     this.#note = el("p", { class: "fs-note", hidden: true });
     this.#versions = versions(actions);
     this.#figures = el("details", { class: "fs-why" });
-    this.#probabilities = button("chat.probabilities", () => this.#toggleProbabilities());
+    this.#probabilities = button("chat.probabilities", () => actions.saying(() => this.#toggleProbabilities()));
     this.#goOn = button("chat.continue", () => actions.goOn(this.node));
     this.#actions = el("div", { class: "fs-actions" }, this.#versions.element,
       button("chat.copy", (event) => copy(this.node.text, event.currentTarget)),
@@ -125,10 +125,10 @@ class AnswerMessage {
 
   async #toggleProbabilities() {
     const shown = this.element.querySelector(".fs-tokens");
+    const { tokens } = shown ? {} : await ask(`ui/talk/tokens/${this.node.id}`);
     this.textElement.hidden = !shown;
     setText(this.#probabilities, t(shown ? "chat.probabilities" : "chat.probabilities_hide"));
     if (shown) return shown.remove();
-    const { tokens } = await ask(`ui/talk/tokens/${this.node.id}`);
     this.textElement.after(drawProbabilities(tokens));
   }
 }

@@ -153,6 +153,11 @@ def test_a_tight_card_takes_the_cache_in_int8_and_a_context_that_fits_is_named()
     assert any(words.startswith("A smaller context (--max-model-len)") for words in asked.advice)
 
 
+def test_a_context_that_was_asked_for_and_fits_needs_no_advice() -> None:
+    asked = on(big("llama3.1-8b", "awq"), CARD, max_model_len=8192)
+    assert (asked.verdict, asked.max_context, asked.advice) == ("fits", 8192, ())
+
+
 def test_kv_cache_and_window_layers_are_told_by_thousand_tokens() -> None:
     report = fit(big("llama3.1-8b", "awq"), EngineConfig(model="m"), [CARD])
     assert report.kv_bytes_per_1k == {"fp16": 131_072_000, "fp32": 262_144_000, "int8": 66_560_000}
