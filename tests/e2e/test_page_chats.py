@@ -267,12 +267,12 @@ def test_a_refused_message_is_the_draft_of_its_own_chat(open_tab: Callable[..., 
 
 def test_files_of_a_new_chat_do_not_follow_into_another(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
     tab = open_tab()
-    (tmp_path / "secret.txt").write_text("a secret")
-    tab.page.get_by_label("Attach", exact=True).set_input_files(tmp_path / "secret.txt")
-    expect(tab.page.get_by_text("secret.txt", exact=True)).to_be_visible()
+    (tmp_path / "words.txt").write_text("some words")
+    tab.page.get_by_label("Attach", exact=True).set_input_files(tmp_path / "words.txt")
+    expect(tab.page.get_by_text("words.txt", exact=True)).to_be_visible()
     _chat(tab, "What RoPE is").click()
     expect(tab.answers.last).to_contain_text("ROPE")
-    expect(tab.page.get_by_text("secret.txt")).to_have_count(0)
+    expect(tab.page.get_by_text("words.txt")).to_have_count(0)
 
 
 def test_settings_belong_to_the_chat_that_they_were_opened_for(open_tab: Callable[..., Tab], folder: Path) -> None:
