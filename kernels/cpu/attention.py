@@ -44,8 +44,7 @@ _tall_tile, _tall_narrow_tile = products_along(_TALL, _WIDE), products_along(_TA
 _low_tile, _low_narrow_tile = products_along(_LOW, 4), products_along(_LOW, 1)
 _soften_row = soften(_PARTS)
 
-# Addresses of a chunk's parts. Of the keys, or the values, of one KV head: address, bytes of a block, tokens of one,
-# bytes from a token to the next, bytes of a row.
+# Addresses of a chunk's parts.
 _CHUNK = numba.types.UniTuple(int64, _PARTS)
 
 
@@ -167,7 +166,10 @@ def _chunk(head, blocks, start, end):
 
 @numba.njit
 def _heads_of(k_cache, v_cache, kv_head):
-    """Where the keys and the values of one KV head lie."""
+    """Where the keys and the values of one KV head lie.
+
+    Of each: the address, the bytes of a block, the tokens of one, the bytes from a token to the next, those of a row.
+    """
     block_size, head_dim = v_cache.shape[2:]
     return (
         (k_cache.ctypes.data + kv_head * k_cache.strides[1], k_cache.strides[0], block_size, 4, k_cache.strides[2]),

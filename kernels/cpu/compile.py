@@ -68,11 +68,6 @@ def kernel(*arguments: Any, parallel: bool = False) -> Callable[[Function], Func
     )
 
 
-def function(signature: Any) -> Callable[[Function], Function]:
-    """Compile a function that kernels call; LLVM puts small ones in the caller's place."""
-    return numba.njit(signature, fastmath=_FAST_MATH, boundscheck=False, error_model="numpy", nogil=True, cache=True)
-
-
 @numba.njit(cache=True)
 def aligned_empty(rows, columns):
     """fp32 [rows, columns] that begins a cache line: a vector of 64 bytes never lies in two."""

@@ -156,9 +156,10 @@ class Chat {
     try {
       const given = { ways: this.compare.ways(), shows_probabilities: this.probabilities.isOn(), ...body };
       const { chat_id } = await ask(path, { body: given });
-      await Promise.all(replaced.map((node) => ask("ui/talk/stop", { body: { node_id: node.id } })));
       if (visit === this.#visit) this.compare.clear();
       await this.begun(chat_id ?? this.#id, visit);
+      // It is sent: what goes wrong from here on is no reason to give the message back.
+      for (const node of replaced) await this.#saying(() => ask("ui/talk/stop", { body: { node_id: node.id } }));
       return "";
     } catch (error) {
       if (error instanceof Refused) return error.message;
