@@ -551,6 +551,60 @@ def test_the_keys_do_what_their_list_says(open_tab: Callable[..., Tab], house: H
     assert tab.complaints == []
 
 
+def test_a_conversation_is_had_by_keys_alone_and_the_focus_is_never_lost(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    keys = tab.page.keyboard
+    focused = tab.page.locator(":focus")
+
+    def go_to(name: str) -> None:
+        for _ in range(60):
+            if focused.count() and name in (focused.get_attribute("aria-label") or "", focused.inner_text()):
+                return
+            keys.press("Tab")
+        raise AssertionError(f"{name} is not reached with Tab")
+
+    keys.type("count: 5000 every 0.02 as n")  # the page opens in its message box
+    keys.press("Enter")
+    expect(tab.answers.last).to_contain_text("n3 ")
+    keys.press("Escape")
+    expect(tab.finished).to_contain_text("Stopped.")
+    expect(tab.box).to_be_focused()
+    go_to("Continue")
+    keys.press("Enter")
+    expect(tab.finished).to_contain_text("and on")
+    expect(tab.box).to_be_focused()  # the button is gone
+    go_to("Answer again")
+    keys.press("Enter")
+    expect(tab.writing).to_contain_text("n1 ")
+    expect(tab.box).to_be_focused()
+    keys.press("Escape")
+    expect(tab.finished).to_contain_text("2/2")
+    go_to("Version before")
+    keys.press("Enter")
+    expect(tab.finished).to_contain_text("1/2")
+    keys.press("Enter")  # the first version: the focus is on the way back
+    expect(tab.finished).to_contain_text("2/2")
+    go_to("Edit")
+    keys.press("Enter")
+    expect(focused).to_have_attribute("aria-label", "Edit your message")
+    keys.press("Escape")
+    expect(focused).to_have_text("Edit")
+    keys.press("Enter")
+    keys.press("Control+A")
+    keys.type("say: edited")
+    keys.press("Enter")
+    expect(tab.finished).to_contain_text("edited")
+    expect(tab.box).to_be_focused()
+    go_to("What to do with count: 5000 every 0.02 as n")
+    keys.press("Enter")
+    keys.press("End")
+    keys.press("Enter")
+    expect(focused).to_have_text("Undo")
+    keys.press("Enter")
+    expect(tab.finished).to_contain_text("edited")
+    assert tab.complaints == []
+
+
 def test_keys_pressed_in_another_room_lead_to_the_chat_and_escape_stops_nothing(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab()
     room, search = tab.page.locator("#fs-room-chat"), tab.page.get_by_role("searchbox", name="Search chats")

@@ -3,7 +3,7 @@
 import { start as startAttachments } from "./attach.js";
 import { start as startSettings } from "./chat_settings.js";
 import { start as startList } from "./chats.js";
-import { ask, el, live, Refused, setText, t } from "./core.js";
+import { ask, el, focusIsLost, live, Refused, setText, t } from "./core.js";
 import { Compare } from "./compare.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
@@ -143,7 +143,7 @@ class Chat {
       edit: (node, element) => this.#edit(node, element),
       again: (node) => this.#begin("ui/talk/again", { node_id: node.parent_id }).then((words) => this.composer.tell(words)),
       goOn: (node) => this.#command("ui/talk/go_on", { node_id: node.id }),
-      turn: (node, step) => this.#command("ui/talk/turn", { node_id: node.id, step }),
+      turn: (node, step) => this.#turn(node, step),
       keep: (node) => this.#command("ui/talk/turn", { node_id: node.id }),
       branch: (node) => this.#branch(node),
       saying: (work) => this.#saying(work),
@@ -165,6 +165,13 @@ class Chat {
       if (error instanceof Refused) return error.message;
       throw error;
     }
+  }
+
+  /** Show another version; who goes through them by keys finds the arrows under the fingers again. */
+  async #turn(node, step) {
+    await this.#command("ui/talk/turn", { node_id: node.id, step });
+    const shown = this.#nodes.find((each) => each.parent_id === node.parent_id && each.role === node.role);
+    if (shown) this.conversation.view(shown.id)?.focusVersions(step);
   }
 
   async #command(path, body) {
@@ -189,7 +196,7 @@ class Chat {
     box.value = node.text;
     const told = el("p", { class: "fs-error", role: "alert", hidden: true });
     const form = el("form", { class: "fs-edit" }, box, told, el("div", {},
-      button("chat.edit_cancel", close), el("button", { type: "submit", class: "fs-send", text: t("chat.edit_send") })));
+      button("chat.edit_cancel", () => close()), el("button", { type: "submit", class: "fs-send", text: t("chat.edit_send") })));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const attachment_ids = node.attachments.map((file) => file.id);
@@ -205,10 +212,13 @@ class Chat {
       event.preventDefault();
       event.stopPropagation();
     });
-    function close() {
+    const cameFrom = document.activeElement;
+    const close = () => {
       form.remove();
       element.classList.remove("fs-editing");
-    }
+      cameFrom.focus();
+      if (focusIsLost()) this.composer.focus(); // the message has another version now
+    };
     element.querySelector(".fs-edit")?.remove();
     element.classList.add("fs-editing");
     element.append(form);
@@ -280,8 +290,10 @@ class Chat {
 
   #draw(nodes) {
     const wasWriting = this.#writing().length > 0;
+    const hadFocus = this.pane.contains(document.activeElement);
     this.#nodes = nodes;
     this.conversation.show(nodes);
+    if (hadFocus && focusIsLost()) this.composer.focus();
     const isWriting = this.#writing().length > 0;
     this.composer.writing(isWriting);
     if (wasWriting && !isWriting) setText(this.said, t("chat.done"));

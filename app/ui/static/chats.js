@@ -204,12 +204,14 @@ class ChatList {
     const undo = el("button", { type: "button", class: "fs-quiet", text: t("chats.undo"), on: { click: () => this.#restore(chat, wasOpen) } });
     this.#tell(t("chats.deleted", { title: chat.title }), undo);
     await this.read();
+    undo.focus(); // the chat's own button is gone
   }
 
   async #restore(chat, wasOpen) {
     if (!(await this.#try(() => ask(`ui/chats/${chat.id}/restore`, { body: {} })))) return;
     this.told.replaceChildren();
     await this.read();
+    this.#links().find((link) => link.dataset.id === chat.id)?.focus();
     if (wasOpen) location.hash = `#/chat/${chat.id}`;
   }
 
@@ -237,7 +239,10 @@ class ChatList {
   #tell(words, ...more) {
     const line = el("p", {}, words, " ", ...more);
     this.told.replaceChildren(line);
-    setTimeout(() => line.remove(), UNDO_MS);
+    setTimeout(() => {
+      if (line.contains(document.activeElement)) this.search.focus();
+      line.remove();
+    }, UNDO_MS);
   }
 
   #alert(words) {

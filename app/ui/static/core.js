@@ -81,6 +81,12 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Keys reach nothing: what had the focus was taken away, hidden or disabled. */
+export function focusIsLost() {
+  const { activeElement } = document;
+  return activeElement === null || activeElement === document.body || activeElement.disabled || !activeElement.checkVisibility();
+}
+
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -36,6 +36,10 @@ class UserMessage {
     this.#files.replaceChildren(...node.attachments.map((file) => el("li", { text: file.name })));
     this.#versions.update(node);
   }
+
+  focusVersions(step) {
+    this.#versions.focus(step);
+  }
 }
 
 class AnswerMessage {
@@ -84,6 +88,10 @@ class AnswerMessage {
     }
     this.#drawEnd();
     this.#versions.update(node);
+  }
+
+  focusVersions(step) {
+    this.#versions.focus(step);
   }
 
   /** All that has come of it by now, as the socket tells it. */
@@ -195,6 +203,11 @@ function versions(actions) {
       setText(place, t("chat.version", { version: node.version, total: node.num_versions }));
       before.disabled = node.version === 1;
       after.disabled = node.version === node.num_versions;
+    },
+    /** On the arrow that goes on this way (-1 or 1), or, at the end, on the one back. */
+    focus(step) {
+      const [onward, back] = step > 0 ? [after, before] : [before, after];
+      (onward.disabled ? back : onward).focus();
     },
   };
 }
