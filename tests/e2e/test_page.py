@@ -380,6 +380,13 @@ def test_probabilities_are_told_where_they_were_asked(open_tab: Callable[..., Ta
     expect(tab.page.get_by_role("tooltip")).to_contain_text("50.0 %")
     expect(tab.page.get_by_role("tooltip")).to_contain_text('"other" 25.0 %')
     tab.shoot("probabilities")
+    tab.page.mouse.move(0, 0)
+    expect(tab.page.get_by_role("tooltip")).to_be_hidden()
+    tab.page.locator(".fs-token").first.focus()
+    tab.page.keyboard.press("ArrowRight")
+    expect(tab.page.get_by_role("tooltip")).to_contain_text('"two" 50.0 %')
+    tab.page.keyboard.press("Tab")  # the whole text is one stop
+    expect(tab.page.locator(".fs-token:focus")).to_have_count(0)
     tab.press("Text")
     expect(tab.finished.last.get_by_test_id("bot")).to_be_visible()
     assert house.service.requests[0].sampling.logprobs == 5
