@@ -14,7 +14,7 @@ from app.errors import AppError, from_engine_error
 from app.models.catalog import CatalogEntry
 from app.models.memory.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, ending
 from app.models.memory.residents import LOOK_EVERY_S, Residents
-from app.models.memory.room import Needs, needed_bytes
+from app.models.memory.room import Holding, Needs, needed_bytes
 from app.models.status import ModelCard, ModelStatus, listed, total_of
 from app.settings import Settings
 from engine.errors import EngineError
@@ -213,9 +213,9 @@ class ModelManager:
         resident = self._find("")
         return resident.ready if resident and resident.is_answering else None
 
-    def held_bytes(self) -> int:
-        """Of memory, that all loaded models hold."""
-        return self._residents.held_bytes()
+    def holdings(self) -> list[Holding]:
+        """Of memory, what each loaded model holds."""
+        return self._residents.holdings()
 
     def memory(self) -> MemoryReport | None:
         """Of the model in hand; None where none is ready."""

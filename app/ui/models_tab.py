@@ -14,6 +14,7 @@ from app.background import in_daemon_thread
 from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.hub.downloads import Download
+from app.models.memory.room import Holding
 from app.models.shelved import Disk, Shelved
 from app.models.status import ModelStatus
 from app.ui.live import Hub, State
@@ -37,7 +38,7 @@ class Models(Protocol):
     """The face of `app.models.manager.ModelManager`. From memory."""
 
     def statuses(self) -> Iterable[ModelStatus]: ...
-    def held_bytes(self) -> int: ...
+    def holdings(self) -> list[Holding]: ...
     def load(self, name: str) -> str: ...
 
 
@@ -74,11 +75,14 @@ def models_room(library: Library, models: Models, admin: Callable[[Request], Non
     @router.get("/models/shelf")
     async def shelf(request: Request) -> dict[str, Any]:
         """best: the id of the model to begin with; null where the catalogue has none for this machine."""
-        held_bytes = models.held_bytes()
-        found = await in_daemon_thread(lambda: library.shelved(held_bytes))
-        best = await in_daemon_thread(lambda: library.best(held_bytes))
-        is_admin = request.state.key.is_admin
-        return {"models": [asdict(each) for each in found], "best": best and best.id, "is_admin": is_admin}
+        holdings = models.holdings()
+
+        def look() -> dict[str, Any]:
+            held_bytes = sum(held.given for held in holdings)
+            best = library.best(held_bytes)
+            return {"models": [asdict(each) for each in library.shelved(held_bytes)], "best": best and best.id}
+
+        return {**await in_daemon_thread(look), "is_admin": request.state.key.is_admin}
 
     @router.get("/models/disk")
     async def disk() -> dict[str, Any]:

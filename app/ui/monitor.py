@@ -16,6 +16,7 @@ from app.background import in_daemon_thread
 from app.chat.service import TurnRecord
 from app.models.machine import MachineNow, machine_now
 from app.models.memory.resident import ReadyModel
+from app.models.memory.room import Holding
 from app.ui.lately import Lately
 from app.ui.live import Hub, State
 
@@ -28,6 +29,7 @@ class Watched(Protocol):
 
     def stats(self) -> Any: ...
     def ready(self) -> ReadyModel | None: ...
+    def holdings(self) -> list[Holding]: ...
 
 
 Latencies = Callable[[], Mapping[str, Sequence[tuple[float, int]]]]
@@ -50,7 +52,7 @@ class Monitor:
         self._under_way = under_way
         self._latencies = latencies
         self._machine = machine
-        self._machine_now: MachineNow | None = None
+        self._machine_now: dict[str, Any] | None = None
         self._asking: asyncio.Task[None] | None = None
 
     def now(self) -> dict[str, Any]:
@@ -62,13 +64,18 @@ class Monitor:
             "time": time.time(),
             "engine": _engine(self._models.stats()),
             "in_hand": None if ready is None else _in_hand(ready),
-            "machine": None if self._machine_now is None else asdict(self._machine_now),
+            "machine": self._machine_now,
             "requests": [_request(turn) for turn in [*self._under_way()][:_MOST_REQUESTS]],
             "latencies": {name: _finite(found) for name, found in self._latencies().items()},
         }
 
     async def _ask_machine(self) -> None:
-        self._machine_now = await in_daemon_thread(self._machine)
+        holdings = self._models.holdings()
+
+        def ask() -> dict[str, Any]:
+            return {**asdict(self._machine()), "promised_bytes": sum(held.promised for held in holdings)}
+
+        self._machine_now = await in_daemon_thread(ask)
 
 
 def monitor_room(monitor: Monitor, lately: Lately, admin: Callable[[Request], None]) -> Callable[[FastAPI, Hub], None]:

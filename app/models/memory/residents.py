@@ -83,9 +83,9 @@ class Residents:
         self._settings, self._room = settings, Room(settings.gpu_memory_utilization)
         self._loader.follow(settings)
 
-    def held_bytes(self) -> int:
-        """That all models in memory hold."""
-        return sum(each.ready.holding.num_bytes for each in self.all if each.ready and each.is_answering)
+    def holdings(self) -> list[Holding]:
+        """What each model in memory holds of it."""
+        return [each.ready.holding for each in self.all if each.ready and each.is_answering]
 
     # -- coming
 

@@ -50,6 +50,18 @@ class Holding:
         return found.weights_bytes + found.kv_bytes + found.workspace_bytes + found.graphs_bytes
 
     @property
+    def promised(self) -> int:
+        """Of it, what the system has not given yet: on a CPU a cache is the system's until it is written. Asks the
+        system.
+        """
+        return max(self.num_bytes - _resident_bytes(self.pid), 0) if self.kind == "cpu" else 0
+
+    @property
+    def given(self) -> int:
+        """Of it, what is free again once it goes. Asks the system."""
+        return self.num_bytes - self.promised
+
+    @property
     def could_lend(self) -> int:
         """Of its cache as it is now; a CPU's cannot be resized."""
         least = int(self.made_kv_bytes * (1 - _LENT_SHARE))
@@ -103,8 +115,7 @@ class Room:
         if kind != "cpu":
             budget = int(memory.total * self._share) - sum(held.num_bytes for held in holdings)
             return needed - min(budget, memory.free - _CARD_RESERVE_BYTES)
-        # A cache is the system's until it is written: what was promised counts as taken.
-        promised = sum(max(held.num_bytes - _resident_bytes(held.pid), 0) for held in holdings)
+        promised = sum(held.promised for held in holdings)  # counts as taken
         return needed - (memory.free - promised - _CPU_RESERVE_BYTES)
 
     async def until_back(self, held: Holding, before: Memory, is_needed: Callable[[], bool]) -> None:

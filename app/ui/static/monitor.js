@@ -62,8 +62,8 @@ function push(values, value) {
 
 function drawDevice({ machine, in_hand: inHand }) {
   if (!machine) return;
-  const { memory, busy, temperature_c: temperature, power_w: power } = machine;
-  const used = memory.total - memory.free;
+  const { memory, busy, temperature_c: temperature, power_w: power, promised_bytes: promised } = machine;
+  const used = memory.total - memory.free + promised; // as a CPU's cache will have it once it is full
   const ours = inHand && inHand.device_kind === memory.kind ? inHand : { weights_bytes: 0, kv_bytes: 0, workspace_bytes: 0 };
   const held = Math.min(ours.weights_bytes + ours.kv_bytes + ours.workspace_bytes, used);
   const parts = [
@@ -71,7 +71,7 @@ function drawDevice({ machine, in_hand: inHand }) {
     { name: "kv", size: ours.kv_bytes, text: t("fit.part.kv", { size: bytes(ours.kv_bytes) }) },
     { name: "workspace", size: ours.workspace_bytes, text: t("fit.part.workspace", { size: bytes(ours.workspace_bytes) }) },
     { name: "others", size: used - held, text: t("fit.part.others", { size: bytes(used - held) }) },
-    { name: "free", size: memory.free, text: t("fit.part.free", { size: bytes(memory.free) }) },
+    { name: "free", size: memory.total - used, text: t("fit.part.free", { size: bytes(memory.total - used) }) },
   ];
   if (busy !== null) push(room.busy, busy);
   const told = [
@@ -82,6 +82,7 @@ function drawDevice({ machine, in_hand: inHand }) {
   fill("device",
     el("p", { text: `${localized(memory.name)}: ${t("models.of", { done: bytes(used), all: bytes(memory.total) })}` }),
     stackedBar(parts, t("monitor.device")),
+    promised ? el("p", { class: "fr-quiet", text: t("monitor.promised", { size: bytes(promised) }) }) : null,
     el("p", { class: "fr-big", text: told.filter(Boolean).join(" · ") }),
     line(t("monitor.busy_plot"), room.busy, KEPT, 1),
     memory.held.length ? el("ul", { class: "fr-notes" }, ...memory.held.map(([who, size]) => el("li", { text: `${localized(who)}: ${bytes(size)}` }))) : null,

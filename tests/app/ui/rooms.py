@@ -1,16 +1,18 @@
 """The page's rooms over a real library and a scripted manager, without Gradio: for tests of their routes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.keys import ApiKey
+from app.models.memory.room import Holding
 from app.models.status import ModelStatus
 from app.ui import refusals
 from app.ui.live import Hub
+from tests.fakes import memory_report
 
 ADMIN, USER = ApiKey("boss", b"", True), ApiKey("laptop", b"")
 
@@ -25,8 +27,8 @@ class FakeModels:
     def statuses(self) -> list[ModelStatus]:
         return self.now
 
-    def held_bytes(self) -> int:
-        return 10**9
+    def holdings(self) -> list[Holding]:
+        return [Holding("cuda", None, replace(memory_report(), weights_bytes=10**9, kv_bytes=0), 0)]
 
     def load(self, name: str) -> str:
         self.asked.append(f"load {name}")

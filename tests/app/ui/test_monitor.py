@@ -4,7 +4,9 @@ import asyncio
 import json
 import logging
 import math
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from app.api.guard import admin
 from app.chat.service import TurnRecord
 from app.errors import AppError
 from app.models.machine import MachineNow, Memory
+from app.models.memory.room import Holding
 from app.ui.lately import Lately, Noting
 from app.ui.monitor import Monitor, monitor_room
 from engine.types import EngineStats, RequestClass, Standing
@@ -38,6 +41,11 @@ class Models:
             return None
         child = SimpleNamespace(memory=memory_report("A note."))
         return SimpleNamespace(id="one", child=child, info=model_info(), made_kv_bytes=100)
+
+    def holdings(self) -> list[Holding]:
+        """With a cache of which this process, small as it is, has written only a part."""
+        report = replace(memory_report(), weights_bytes=0, workspace_bytes=0, kv_bytes=10**12)
+        return [] if self._stats is None else [Holding("cpu", os.getpid(), report, 10**12)]
 
 
 def monitor(stats: EngineStats | None = None, *turns: TurnRecord) -> Monitor:
@@ -65,6 +73,7 @@ async def test_the_numbers_are_those_of_now_and_can_be_sent() -> None:
     assert (now["engine"]["num_requests_running"], now["engine"]["num_blocks_cached"]) == (2, 3)
     assert (now["in_hand"]["model"], now["in_hand"]["made_kv_bytes"]) == ("one", 100)
     assert now["machine"]["memory"]["held"] == (("other (pid 7)", 3),) and now["machine"]["power_w"] is None
+    assert 9e11 < now["machine"]["promised_bytes"] < 1e12, "what is written of a cache is given already"
     assert now["latencies"] == {"ttft": [(0.1, 2), (None, 1)]}
 
 

@@ -126,6 +126,7 @@ export default {
   "monitor.log": "Log",
   "monitor.waiting": "Asking",
   "monitor.no_model": "No model is loaded.",
+  "monitor.promised": "{size} of the cache are not written yet; the system gives them as they are.",
   "monitor.busy": "{share} busy",
   "monitor.busy_plot": "How busy, over the last two minutes",
   "monitor.rate": "{n} tokens/s",

@@ -126,6 +126,7 @@ export default {
   "monitor.log": "日志",
   "monitor.waiting": "正在查询",
   "monitor.no_model": "没有已加载的模型。",
+  "monitor.promised": "其中 {size} 的缓存尚未写入，写入时系统才会分配。",
   "monitor.busy": "占用率 {share}",
   "monitor.busy_plot": "最近两分钟的占用率",
   "monitor.rate": "{n} 词元/秒",
