@@ -15,6 +15,7 @@ from app.history.types import Role, State
 
 FORMAT = "fireside-chats"
 VERSION = 1
+_PROGRAM_BY_KEY = {"mapping": "ChatGPT", "chat_messages": "Claude", "chat": "Open WebUI"}  # of a chat in its files
 
 
 class _Whole(BaseModel):
@@ -64,14 +65,29 @@ def write_json(chats: Sequence[WholeChat]) -> str:
     return json.dumps(body, ensure_ascii=False, indent=1)
 
 
+def is_json(text: str) -> bool:
+    """It is, or is meant to be: what breaks off is told so."""
+    if text.lstrip()[:1] in ("{", "["):
+        return True
+    try:
+        from_json(text)
+    except ValueError:
+        return False
+    return True
+
+
 def read_json(text: str) -> list[WholeChat]:
     """Raises AppError 400 that says where the file is not as it should be."""
     try:
         body = from_json(text, allow_inf_nan=False)  # what json takes beyond JSON could not be sent to a page
     except ValueError as error:
         raise refusal(f"it is no JSON ({error})") from None
+    if not isinstance(body, dict | list):
+        raise refusal(f"it is JSON of a single value ({json.dumps(body, ensure_ascii=False)[:40]}), and no chats")
+    if program := _program_of(body):
+        raise refusal(f"it is an export of {program}, which Fireside does not read")
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise refusal(f'it does not say "format": "{FORMAT}"')
+        raise refusal(f'it is JSON of another program: it does not say "format": "{FORMAT}"')
     if body.get("version") != VERSION:
         raise refusal(f"it has version {body.get('version')!r}, and this Fireside reads version {VERSION}")
     chats = body.get("chats")
@@ -80,7 +96,15 @@ def read_json(text: str) -> list[WholeChat]:
     return [_read_chat(chat, number) for number, chat in enumerate(chats, 1)]
 
 
+def _program_of(body: dict[str, Any] | list[Any]) -> str | None:
+    first = body[0] if isinstance(body, list) and body else body
+    keys = first.keys() if isinstance(first, dict) else ()
+    return next((program for key, program in _PROGRAM_BY_KEY.items() if key in keys), None)
+
+
 def _read_chat(body: Any, number: int) -> WholeChat:
+    if not isinstance(body, dict):
+        raise refusal(f"its chat {number} is {json.dumps(body, ensure_ascii=False)[:40]}, and no object of JSON")
     try:
         chat = WholeChat.model_validate(body)
     except ValidationError as error:

@@ -26,7 +26,7 @@ from app.history.transfer import insert_whole, read_whole
 from app.history.types import Attachment, Chat, Found, Node, Preset, Role, State
 
 UNDO_S = 600.0
-_UNUSED_S = 86_400.0  # that a file waits for the message it was attached to, and an unnamed chat for its first
+_UNUSED_S = 86_400.0  # that a file waits for the message it was attached to, and an empty chat for its first
 _MERGED_AT_ONCE = 200  # pages of the index; others may write in between
 _TITLE_CHARS = 60
 _ALL = 1 << 62
@@ -88,13 +88,13 @@ class History:
             return _chat(db, chat_id)
 
     def chats(self, *, folder: str | None = None, limit: int = 100, offset: int = 0) -> list[Chat]:
-        """Pinned ones first, then by their last message; not those without a title and a message.
+        """Pinned ones first, then by their last message; not those that nothing was said or chosen in.
 
         folder  None takes all
         """
         sql = f"""
             SELECT {rows.CHAT} FROM chats
-            WHERE deleted_at IS NULL AND (leaf_id IS NOT NULL OR title <> '') AND (:folder IS NULL OR folder = :folder)
+            WHERE deleted_at IS NULL AND NOT {rows.IS_EMPTY} AND (:folder IS NULL OR folder = :folder)
             ORDER BY is_pinned DESC, updated_at DESC, id LIMIT :limit OFFSET :offset
         """
         with self._database.reading() as db:
@@ -162,7 +162,7 @@ class History:
             if is_shown:
                 db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", [node_id, chat_id])
             if not chat.title and role == "user":
-                title = _title(text or " ".join(each.name for each in attachments))
+                title = _title(text.strip() or " ".join(each.name for each in attachments))
                 db.execute("UPDATE chats SET title = ? WHERE id = ?", [title, chat_id])
             return _node(db, node_id)
 
@@ -233,7 +233,7 @@ class History:
     def export(self, chat_ids: Sequence[str] | None = None) -> list[WholeChat]:
         """All that they are; None takes every chat. For `write_json` and `write_markdown`."""
         with self._database.reading() as db:
-            sql = "SELECT id FROM chats WHERE deleted_at IS NULL ORDER BY updated_at DESC, id"
+            sql = f"SELECT id FROM chats WHERE deleted_at IS NULL AND NOT {rows.IS_EMPTY} ORDER BY updated_at DESC, id"
             ids = [row["id"] for row in db.execute(sql)] if chat_ids is None else chat_ids
         return [self._whole(chat_id) for chat_id in ids]  # one by one: answers in the making are written in between
 
@@ -308,8 +308,8 @@ class History:
         now = time.time()
         with self._database.writing() as db:
             num_gone = db.execute("DELETE FROM chats WHERE deleted_at <= ?", [now - self._undo_s]).rowcount
-            for unused in ("attachments WHERE chat_id IS NULL AND", "chats WHERE leaf_id IS NULL AND title = '' AND"):
-                db.execute(f"DELETE FROM {unused} created_at < ?", [now - _UNUSED_S])
+            for unused in ("attachments WHERE chat_id IS NULL", f"chats WHERE {rows.IS_EMPTY}"):
+                db.execute(f"DELETE FROM {unused} AND created_at < ?", [now - _UNUSED_S])
         num_pages = -_MERGED_AT_ONCE  # the first step puts all parts of the index in line
         while num_gone and num_pages:
             with self._database.writing() as db:

@@ -21,7 +21,7 @@ _ROLES: dict[str, Literal["user", "assistant"]] = {"User": "user", "Assistant": 
 
 
 def write_markdown(chat: WholeChat) -> str:
-    parts = [f"# {' '.join(chat.title.split())}"]
+    parts = [f"# {' '.join(chat.title.split()) or 'New chat'}"]
     if chat.system:
         parts.append(_section("System", chat.system))
     for message in _shown(chat):
@@ -57,12 +57,15 @@ def read_markdown(text: str) -> WholeChat:
     """Raises AppError 400 for what has no place in a chat."""
     head, *sections = _SECTION.split(text.replace("\r\n", "\n").removeprefix("\ufeff"))
     title, _, rest = head.strip().partition("\n")
-    if rest.strip() or (title and not title.startswith("# ")):
+    is_title = re.match(r"#(?= |$)", title)
+    if not sections and not (is_title and not rest.strip()):
+        raise refusal('it is text, and no chat: it has no line "## User" or "## Assistant"')
+    if rest.strip() or (title and not is_title):
         raise refusal('before its first "## User" it has more than a title ("# Title")')
     reading = _Reading()
     for heading, body in zip(sections[::2], sections[1::2], strict=True):
         reading.take(heading, _GUARDED.sub("", body.strip("\n")))
-    return reading.chat(title.removeprefix("# ").strip())
+    return reading.chat(title.removeprefix("#").strip())
 
 
 class _Reading:
@@ -84,11 +87,9 @@ class _Reading:
             self._attach(heading.removeprefix("File: "), text)
 
     def chat(self, title: str) -> WholeChat:
-        if not self._messages:
-            raise refusal('it has no line "## User" or "## Assistant"')
         if self._thinking:
             raise refusal('its last "## Thinking" has no "## Assistant" after it')
-        leaf_id = self._messages[-1].id
+        leaf_id = self._messages[-1].id if self._messages else None
         return WholeChat(title=title, system=self._system, messages=tuple(self._messages), leaf_id=leaf_id)
 
     def _add(self, role: Literal["user", "assistant"], text: str) -> None:

@@ -8,6 +8,11 @@ from typing import Any
 from app.history.types import Attachment, Chat, Node
 
 CHAT = "id, title, folder, is_pinned, model_id, system, sampling, leaf_id, created_at, updated_at"
+# A chat that nobody has said or chosen anything in: it is in no list, goes out in no file, and is forgotten.
+IS_EMPTY = """
+    (leaf_id IS NULL AND title = '' AND folder = '' AND NOT is_pinned
+        AND system = '' AND sampling = '{}' AND model_id = '')
+"""
 
 # A node and its place among its versions: the work does not grow with its chat.
 _NODE = """

@@ -1,24 +1,34 @@
 """What a person types into the search box -> the chats that have it.
 
-Every word must occur, as a part of a word too, whatever its case: all in a chat's title, or all in one message.
+Every word must occur, as a part of a word too, whatever its case: all in a chat's title, or all in one message. Words
+between quotation marks are one.
 """
 
+import re
 import sqlite3
 
 from app.history.rows import CHAT, chat
 from app.history.types import Found
 
 _PIECE = 3  # characters; the index finds no shorter ones
+_WORD = re.compile(r'(?<!\S)(?:"([^"]+)"|“([^”]+)”|「([^」]+)」)(?!\S)|(\S+)')
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 40, 120
 
 
 def find(connection: sqlite3.Connection, query: str, limit: int) -> list[Found]:
     """Pinned chats first, then the newest. An empty query finds nothing."""
-    words = query.casefold().split()
+    words = words_in(query)
     if not words:
         return []
-    rows = connection.execute(_sql(words), [*_values(words), *words, limit]).fetchall()
+    in_title = [word.casefold() for word in words]
+    rows = connection.execute(_sql(words), [*_values(words), *in_title, limit]).fetchall()
     return [_found(row, words) for row in rows]
+
+
+def words_in(query: str) -> list[str]:
+    """What is searched, in lower case: that is how the index folds, which keeps an ß."""
+    pieces = ["".join(found.groups(default="")) for found in _WORD.finditer(query.lower())]
+    return [piece.strip() for piece in pieces if piece.strip()]
 
 
 def merge_index(connection: sqlite3.Connection, num_pages: int) -> bool:
@@ -48,7 +58,7 @@ def _sql(words: list[str]) -> str:
 
 def _values(words: list[str]) -> list[str]:
     quoted = ['"' + word.replace('"', '""') + '"' for word in words if len(word) >= _PIECE]
-    return [*([" ".join(quoted)] if quoted else []), *(word for word in words if len(word) < _PIECE)]
+    return [*([" ".join(quoted)] if quoted else []), *(word.casefold() for word in words if len(word) < _PIECE)]
 
 
 def _found(row: sqlite3.Row, words: list[str]) -> Found:
@@ -56,7 +66,7 @@ def _found(row: sqlite3.Row, words: list[str]) -> Found:
 
 
 def _excerpt(text: str, words: list[str]) -> str:
-    """One line around the first of the words. `lower` and not `casefold`, which moves what stands behind an ß."""
+    """One line around the first of the words."""
     lowered = text.lower()
     places = [place for word in words if (place := lowered.find(word)) >= 0]
     start = max(0, min(places, default=0) - _EXCERPT_BEFORE)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -169,6 +169,8 @@ class Answers:
         self._changes = Changes(hub)
         self._running: dict[str, RunningAnswer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Held while a chat is looked at and then changed by it: tabs may ask at the same moment.
+        self.turns = asyncio.Lock()
         hub.add(TOPIC, self)
         hub.add(LIST_TOPIC, self._changes)
 
@@ -188,9 +190,10 @@ class Answers:
         await asyncio.wait((task,))
         return True
 
-    async def stop_chat(self, chat_id: str) -> None:
-        """As `stop`, for all answers of a chat: before it is deleted."""
-        ids = [node_id for node_id, running in self._running.items() if running.node.chat_id == chat_id]
+    async def stop_chat(self, chat_id: str, *, but: Collection[str] = ()) -> None:
+        """As `stop`, for all answers of a chat but these."""
+        here = [node_id for node_id, running in self._running.items() if running.node.chat_id == chat_id]
+        ids = [node_id for node_id in here if node_id not in but]
         await asyncio.gather(*(self.stop(node_id) for node_id in ids))
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ class _Attachments:
     async def attach(self, request: Request, name: str, is_incognito: bool = False) -> dict[str, Any]:
         """The file is the body as it is."""
         shown = " ".join(name.split())[:200] or "file"
-        body = await read_raw(request, MAX_FILE_BYTES, shown)
+        body = await read_raw(request, MAX_FILE_BYTES, shown, hint="Attach a part of it.")
 
         def keep() -> dict[str, Any]:
             kind, text = text_of(shown, body)

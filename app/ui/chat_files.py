@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from app.errors import AppError
-from app.history.exchange import WholeChat, read_json, refusal, write_json
+from app.history.exchange import WholeChat, is_json, read_json, refusal, write_json
 from app.history.history import History
 from app.history.markdown import read_markdown, write_markdown
 from app.history.types import Chat
@@ -22,6 +22,14 @@ from app.ui.chat_bodies import Form, KeptMeta, SamplingBody
 MAX_UNPACKED_BYTES = 256 << 20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second is one of no files
 _IS_ENCRYPTED = 1
+_OTHERS = (  # what people have beside their chats, by its first bytes
+    (b"%PDF-", "it is a PDF"),
+    (b"SQLite format 3\0", "it is a database, maybe a whole history, and no export of chats"),
+    (b"\x1f\x8b", "it is packed by gzip"),
+    (b"\x89PNG", "it is a picture"),
+    (b"\xff\xd8\xff", "it is a picture"),
+)
+_BESIDE = re.compile(r"__MACOSX/|(.*/)?\.DS_Store$|(.*/)?\._")  # what a Mac puts into a zip by itself
 
 
 def write_files(chats: Sequence[WholeChat], form: Form) -> Response:
@@ -37,6 +45,8 @@ def write_files(chats: Sequence[WholeChat], form: Form) -> Response:
 def import_from(history: History, raw: bytes) -> list[Chat]:
     """All chats of the file, or none. Raises AppError 400."""
     chats = _chats_in_zip(raw) if raw.startswith(_ZIP) else _chats_in(raw)
+    if not chats:
+        raise refusal("it is an export without any chat")
     for chat in chats:
         _check(chat)
     return history.import_(chats)
@@ -58,18 +68,30 @@ def _check_part(kind: type[BaseModel], part: Mapping[str, Any], place: str) -> N
 
 
 def _chats_in(raw: bytes) -> list[WholeChat]:
+    if not raw.strip():
+        raise refusal("it is empty")
+    for beginning, what in _OTHERS:
+        if raw.startswith(beginning):
+            raise refusal(what)
+    text = _text_of(raw)
+    return read_json(text) if is_json(text) else [read_markdown(text)]
+
+
+def _text_of(raw: bytes) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise refusal(f"it is not UTF-8 (byte {error.start:,})") from None
-    return read_json(text) if text.lstrip()[:1] in ("{", "[") else [read_markdown(text)]
+        raise refusal(f"it is neither a zip nor text (byte {error.start:,} is not UTF-8)") from None
+    if "\0" in text:
+        raise refusal("it is neither a zip nor text (it has zero bytes)")
+    return text
 
 
 def _chats_in_zip(raw: bytes) -> list[WholeChat]:
     """Of its JSON and Markdown files, in their order; other files in it are somebody else's, and refuse the whole."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as packed:
-            members = [member for member in packed.infolist() if not member.is_dir()]
+            members = [each for each in packed.infolist() if not each.is_dir() and not _BESIDE.match(each.filename)]
             _check_members(members)
             files = [(member.filename, packed.read(member)) for member in members]
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
@@ -81,6 +103,8 @@ def _check_members(members: Sequence[zipfile.ZipInfo]) -> None:
     """What a member says of its size is what it is read to at most."""
     if not members:
         raise refusal("it is a zip without any file")
+    if any(member.filename.endswith("conversations.json") for member in members):
+        raise refusal("it is an export of ChatGPT or Claude, which Fireside does not read")
     for member in members:
         if not member.filename.lower().endswith((".md", ".markdown", ".json")):
             raise refusal(f"it is a zip, and its {member.filename!r} is neither Markdown nor JSON")

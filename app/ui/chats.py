@@ -3,6 +3,7 @@
 A tab hears of changes by the topics "chats" (the list) and "chat:ID", and reads again.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
@@ -13,16 +14,23 @@ from starlette.responses import Response
 from app.background import in_daemon_thread
 from app.errors import AppError
 from app.history.book import Book, is_incognito
+from app.history.search import words_in
 from app.history.types import Preset
 from app.ui.chat_bodies import ChangeBody, CreateBody, Form, NameBody, NodeBody, PresetBody, chosen
 from app.ui.chat_files import import_from, write_files
 
 MAX_IMPORT_BYTES = 256 << 20
+_EXPORT_LESS = "Nothing of it was taken. Export fewer chats at a time: the menu of a chat exports it alone."
 T = TypeVar("T")
 
 
 class Talks(Protocol):
-    """The face of `app.ui.answers.Answers`."""
+    """The face of `app.ui.answers.Answers`.
+
+    turns  held while a chat is looked at and then changed by it
+    """
+
+    turns: asyncio.Lock
 
     def changed(self, chat_id: str) -> None:
         """Tabs that show this chat, or the list, are to read it again."""
@@ -72,8 +80,10 @@ class _Chats:
         return await in_daemon_thread(read)
 
     async def search(self, q: str) -> dict[str, Any]:
-        found = await in_daemon_thread(lambda: self._book.kept.search(q[:500]))
-        return {"found": [asdict(each) for each in found]}
+        """words: what was looked for, as it is to be marked."""
+        query = q[:500]
+        found = await in_daemon_thread(lambda: self._book.kept.search(query))
+        return {"found": [asdict(each) for each in found], "words": words_in(query)}
 
     async def read(self, chat_id: str) -> dict[str, Any]:
         return await self._chat(chat_id, lambda: self._book.of(chat_id).chat(chat_id))
@@ -94,8 +104,9 @@ class _Chats:
 
     async def delete(self, chat_id: str) -> dict[str, Any]:
         """Its answers in the making are stopped first. can_undo: for how many seconds `restore` brings it back."""
-        await self._talks.stop_chat(chat_id)
-        await in_daemon_thread(lambda: self._book.of(chat_id).delete_chat(chat_id))
+        async with self._talks.turns:
+            await self._talks.stop_chat(chat_id)
+            await in_daemon_thread(lambda: self._book.of(chat_id).delete_chat(chat_id))
         self._talks.changed(chat_id)
         return {"can_undo": not is_incognito(chat_id)}
 
@@ -119,7 +130,7 @@ class _Chats:
 
     async def bring_in(self, request: Request) -> dict[str, Any]:
         """The file is the body as it is: JSON, Markdown, or a zip of such. All of it comes in, or none."""
-        raw = await read_raw(request, MAX_IMPORT_BYTES, "The file to import")
+        raw = await read_raw(request, MAX_IMPORT_BYTES, "The file to import", hint=_EXPORT_LESS)
         chats = await in_daemon_thread(lambda: import_from(self._book.kept, raw))
         for chat in chats:
             self._talks.changed(chat.id)
@@ -179,8 +190,8 @@ class _File:
         return {"moved_to": str(goal)}
 
 
-async def read_raw(request: Request, max_bytes: int, what: str) -> bytes:
-    """A body that is a file. Raises AppError 413 before it is read whole."""
+async def read_raw(request: Request, max_bytes: int, what: str, *, hint: str) -> bytes:
+    """A body that is a file. Raises AppError 413 before it is read whole, with this hint."""
     told = int(request.headers.get("content-length") or 0)
     body = bytearray()
     if told <= max_bytes:
@@ -189,5 +200,5 @@ async def read_raw(request: Request, max_bytes: int, what: str) -> bytes:
             if len(body) > max_bytes:
                 break
     if max(told, len(body)) > max_bytes:
-        raise AppError(413, "file_too_large", f"{what} is larger than {max_bytes >> 20} MB.", hint="Send it in parts.")
+        raise AppError(413, "file_too_large", f"{what} is larger than {max_bytes >> 20} MB.", hint=hint)
     return bytes(body)

@@ -3,7 +3,6 @@
 Every reply is small: a chat is read in its last messages first, and pieces of answers come over the tab's socket.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -43,14 +42,17 @@ class Way(_Body):
 
 class Send(_Body):
     """
-    chat_id    None begins a chat
-    parent_id  the message that this one follows; None is the chat's beginning
-    ways       of its answers: several stand side by side
+    chat_id     None begins a chat
+    parent_id   the message that this one follows; None is the chat's beginning
+    is_version  it takes the place of another below `parent_id`; else it goes on at the end of what the chat shows, and
+                is refused where another tab has put something else there
+    ways        of its answers: several stand side by side
     """
 
     chat_id: str | None = None
     is_incognito: bool = False
     parent_id: str | None = None
+    is_version: bool = False
     text: str = Field(max_length=4_000_000)
     attachment_ids: list[str] = Field(default_factory=list)
     ways: list[Way] = Field(default_factory=lambda: [Way()], min_length=1, max_length=MAX_SIDE_BY_SIDE)
@@ -122,18 +124,33 @@ class _Talk:
                 chat = self._book.of(sent.chat_id).chat(sent.chat_id)
             history = self._book.of(chat.id)
             _check_is_over(history, sent.parent_id)
+            if not sent.is_version and sent.parent_id != chat.leaf_id:
+                raise _moved_on()
             node = history.add(chat.id, sent.parent_id, "user", sent.text, attachment_ids=sent.attachment_ids)
             return chat, node
 
-        chat, node = await in_daemon_thread(keep)
-        begun = await self._answer(node, sent.ways, sent.shows_probabilities)
+        async with self._answers.turns:
+            chat, node = await in_daemon_thread(keep)
+            begun = await self._answer(node, sent)
         return {"chat_id": chat.id, "nodes": [_shown(node), *begun]}
 
     async def again(self, asked: AnswerAgain) -> dict[str, Any]:
-        node = await self._node(asked.node_id)
-        if node.role != "user":
-            raise AppError(400, "no_question", "Only a message of yours can be answered again.")
-        return {"nodes": await self._answer(node, asked.ways, asked.shows_probabilities)}
+        def question() -> Node:
+            history = self._book.of(asked.node_id)
+            node = history.node(asked.node_id)
+            if node.role != "user":
+                raise AppError(400, "no_question", "Only a message of yours can be answered again.")
+            leaf_id = history.chat(node.chat_id).leaf_id
+            leaf = history.node(leaf_id) if leaf_id else node
+            if leaf.parent_id == node.id and leaf.state == "writing":  # another tab has asked this at the same moment
+                raise AppError(
+                    409, "still_writing", "This message is being answered already.", hint="Stop it, or wait."
+                )
+            return node
+
+        async with self._answers.turns:
+            node = await in_daemon_thread(question)
+            return {"nodes": await self._answer(node, asked)}
 
     async def go_on(self, asked: OfNode) -> dict[str, Any]:
         """Go on with an answer that ended before it was complete."""
@@ -148,8 +165,9 @@ class _Talk:
             history.write(node.id, reasoning=node.reasoning, state="writing")
             return node, request
 
-        node, request = await in_daemon_thread(prepare)
-        self._answers.begin(node, request)
+        async with self._answers.turns:
+            node, request = await in_daemon_thread(prepare)
+            self._answers.begin(node, request)
         return {"nodes": [_shown(node)]}
 
     async def stop(self, asked: OfNode) -> dict[str, Any]:
@@ -170,8 +188,11 @@ class _Talk:
         self._answers.changed(node.chat_id)
         return {"node_id": node.id}
 
-    async def _answer(self, node: Node, ways: Sequence[Way], shows_probabilities: bool) -> list[dict[str, Any]]:
-        """Begin the answers to a message of the user."""
+    async def _answer(self, node: Node, asked: Send | AnswerAgain) -> list[dict[str, Any]]:
+        """Begin the answers to a message of the user. What was being written in their place ends, so that nothing is
+        written where no tab sees it.
+        """
+        ways = asked.ways
         meta = {"beside": node.id} if len(ways) > 1 else {}
 
         def prepare() -> list[tuple[Node, ChatRequest]]:
@@ -184,7 +205,7 @@ class _Talk:
                     path,
                     model_id=way.model_id,
                     sampling=way.options,
-                    shows_probabilities=shows_probabilities,
+                    shows_probabilities=asked.shows_probabilities,
                 )
                 for way in ways
             ]
@@ -204,6 +225,8 @@ class _Talk:
         begun = await in_daemon_thread(prepare)
         for place, request in begun:
             self._answers.begin(place, request)
+        if not isinstance(asked, Send) or asked.is_version:
+            await self._answers.stop_chat(node.chat_id, but=[place.id for place, _ in begun])
         return [_shown(place) for place, _ in begun]
 
     async def _node(self, node_id: str) -> Node:
@@ -224,6 +247,15 @@ class _Talk:
 def _check_is_over(history: History, node_id: str | None) -> None:
     if node_id is not None and history.node(node_id).state == "writing":
         raise AppError(409, "still_writing", "The answer before it is still being written.", hint="Stop it, or wait.")
+
+
+def _moved_on() -> AppError:
+    return AppError(
+        409,
+        "chat_moved_on",
+        "This chat has gone on in another tab meanwhile, so this message was not sent.",
+        hint="Look at what is there now, then send it again.",
+    )
 
 
 def _shown(node: Node) -> dict[str, Any]:

@@ -150,16 +150,13 @@ class Chat {
     };
   }
 
-  /** Send something that is answered; gives words where it was refused. What was being answered in its place ends. */
+  /** Send something that is answered; gives words where it was refused. */
   async #begin(path, body, visit = this.#visit) {
-    const replaced = visit === this.#visit ? this.#writing() : [];
     try {
       const given = { ways: this.compare.ways(), shows_probabilities: this.probabilities.isOn(), ...body };
       const { chat_id } = await ask(path, { body: given });
       if (visit === this.#visit) this.compare.clear();
       await this.begun(chat_id ?? this.#id, visit);
-      // It is sent: what goes wrong from here on is no reason to give the message back.
-      for (const node of replaced) await this.#saying(() => ask("ui/talk/stop", { body: { node_id: node.id } }));
       return "";
     } catch (error) {
       if (error instanceof Refused) return error.message;
@@ -200,7 +197,7 @@ class Chat {
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const attachment_ids = node.attachments.map((file) => file.id);
-      const refusal = await this.#begin("ui/talk/send", { chat_id: this.#id, parent_id: node.parent_id, text: box.value, attachment_ids });
+      const refusal = await this.#begin("ui/talk/send", { chat_id: this.#id, parent_id: node.parent_id, is_version: true, text: box.value, attachment_ids });
       setText(told, refusal);
       told.hidden = !refusal;
       if (!refusal) close();

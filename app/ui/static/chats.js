@@ -11,7 +11,7 @@ const UNDO_MS = 12_000; // that "Undo" stays; the server keeps what was deleted 
 class ChatList {
   #chat; #root;
   #chats = []; #folders = []; #hasMore = false;
-  #query = ""; #found = null; #typing = null;
+  #query = ""; #found = null; #words = []; #typing = null;
   #isRenaming = false;
   #asked = 0; // the latest request for the list; replies to earlier ones are late
   #lastOpen = null;
@@ -75,7 +75,7 @@ class ChatList {
     else {
       const told = await this.#try(() => ask(`ui/chats/search?q=${encodeURIComponent(query)}`));
       if (query !== this.#query || !told) return; // more was typed meanwhile
-      this.#found = told.found;
+      [this.#found, this.#words] = [told.found, told.words];
     }
     this.#draw();
   }
@@ -115,8 +115,7 @@ class ChatList {
 
   #drawFound() {
     if (this.#found.length === 0) return [el("p", { class: "fs-note", text: t("chats.found_none", { query: this.#query }) })];
-    const words = this.#query.toLowerCase().split(/\s+/);
-    return [el("ul", {}, ...this.#found.map((found) => foundItem(found, words, (event) => this.#openFound(event, found))))];
+    return [el("ul", {}, ...this.#found.map((found) => foundItem(found, this.#words, (event) => this.#openFound(event, found))))];
   }
 
   async #openFound(event, { chat, node_id: nodeId }) {

@@ -80,7 +80,15 @@ def _bad(**changes: Any) -> str:
     [
         ("{", "no JSON"),
         ("[" * 100_000, "no JSON"),
-        ("[]", "format"),
+        ("[]", "JSON of another program"),
+        ("null", "a single value \\(null\\)"),
+        ("7", "a single value \\(7\\)"),
+        ('"words"', 'a single value \\("words"\\)'),
+        ('[1, null, {"a": 1}]', "JSON of another program"),
+        ('[{"title": "t", "mapping": {}}]', "ChatGPT"),
+        ('[{"uuid": "u", "chat_messages": []}]', "Claude"),
+        ('[{"id": "i", "chat": {}}]', "Open WebUI"),
+        (json.dumps(_GOOD | {"chats": [None]}), "chat 1 is null"),
         (json.dumps(_GOOD | {"version": 2}), "version 2"),
         (json.dumps(_GOOD | {"chats": {}}), "no list"),
         (_bad(role="tool"), "chat 1, messages.0.role"),
@@ -167,7 +175,8 @@ def test_texts_survive_markdown_whatever_their_lines_look_like(
     ("text", "told"),
     [
         ("", "no line"),
-        ("# Only a title", "no line"),
+        ("No title", "it is text, and no chat"),
+        ("# Title\n\nMany words", "it is text, and no chat"),
         ("Some words\n\n## User\n\nhello", "more than a title"),
         ("# T\nwords\n## User\n\nhello", "more than a title"),
         ("## User\n\nhello\n\n## Thinking\n\nhm", "Thinking"),
@@ -177,6 +186,17 @@ def test_texts_survive_markdown_whatever_their_lines_look_like(
 def test_markdown_with_something_that_has_no_place_is_refused(text: str, told: str) -> None:
     with pytest.raises(AppError, match=told):
         read_markdown(text)
+
+
+@pytest.mark.parametrize("chat", [WholeChat(title="T"), WholeChat(title="T", system="Be brief.")])
+def test_a_chat_without_a_message_survives_markdown(chat: WholeChat) -> None:
+    assert read_markdown(write_markdown(chat)) == chat
+
+
+def test_an_unnamed_chat_has_a_name_in_markdown_and_one_without_is_read() -> None:
+    message = WholeMessage(id="0", role="user", text="hello")
+    assert read_markdown(write_markdown(WholeChat(title="", messages=(message,), leaf_id="0"))).title == "New chat"
+    assert read_markdown("# \n\n## User\n\nhello\n").messages == (message,)
 
 
 def test_markdown_of_another_system_is_read() -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,11 +66,26 @@ def test_selecting_a_message_that_is_shown_leaves_the_branch_below_it(history: H
     assert history.select(chat_id, newer.id).leaf_id == newer.id
 
 
+@pytest.mark.parametrize(
+    "chosen", [{"system": "Be brief."}, {"sampling": {"top_k": 1}}, {"model_id": "m"}, {"folder": "f"}]
+)
+def test_a_chat_that_something_was_chosen_for_is_listed_exported_and_kept(
+    history: History, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]
+) -> None:
+    chat, other = history.create_chat(**chosen), history.create_chat("Other")
+    later = time.time() + 90_000
+    monkeypatch.setattr("app.history.history.time.time", lambda: later)
+    history.delete_chat(other.id)
+    assert history.chats() == [chat] and len(history.export()) == 1
+    history.change_chat(chat.id, system="", sampling={}, model_id="", folder="")
+    assert history.chats() == [] and history.export() == []
+
+
 def test_a_chat_without_a_title_and_a_message_is_not_listed_and_not_kept_for_long(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    empty, named = history.create_chat(system="Be brief."), history.create_chat("Named")
-    assert [chat.id for chat in history.chats()] == [named.id]
+    empty, named = history.create_chat(), history.create_chat("Named")
+    assert [chat.id for chat in history.chats()] == [named.id] and len(history.export()) == 1
     later = time.time() + 90_000
     monkeypatch.setattr("app.history.history.time.time", lambda: later)
     history.delete_chat(named.id)
@@ -146,6 +162,18 @@ def test_a_search_finds_parts_of_words_of_any_script_and_case(history: History, 
 def test_a_search_takes_no_character_for_an_operator(history: History, query: str) -> None:
     _talk(history, "Hello fooBar 100% a b")
     assert history.search(query) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "is_found"),
+    [
+        *[('"two little words"', True), ('"little two"', False), ("“little words” two", True), ("「你好世界」", True)],
+        *[('say "two', False), ('f("x y")', True), ('" "', False), ("straße", True)],
+    ],
+)
+def test_words_between_quotation_marks_are_searched_as_they_stand(history: History, query: str, is_found: bool) -> None:
+    _talk(history, 'Two little words, 你好世界, f("x y") in a Straße')
+    assert bool(history.search(query)) is is_found
 
 
 def test_a_search_finds_titles_and_the_newest_message_with_an_excerpt(history: History) -> None:

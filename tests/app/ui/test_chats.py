@@ -1,5 +1,6 @@
 """The routes behind the list of conversations, its files and presets, as a tab asks them."""
 
+import asyncio
 import io
 import json
 import zipfile
@@ -22,6 +23,7 @@ class House:
     def __init__(self, folder: Path) -> None:
         self.book = Book(folder / "history.db")
         self.told: list[tuple[str, str]] = []
+        self.turns = asyncio.Lock()
         self.is_admin = True
         self.num_tokens: int | None = 7
         app = FastAPI()
@@ -84,7 +86,9 @@ def test_the_list_is_told_in_pages_with_its_folders(house: House) -> None:
 def test_a_search_gives_the_chat_and_the_message(house: House) -> None:
     chat_id = house.chat("where is the needle?")
     house.chat("hay")
-    (found,) = house.get("chats/search", q="NEED")["found"]
+    told = house.get("chats/search", q='NEED "Is The"')
+    (found,) = told["found"]
+    assert told["words"] == ["need", "is the"]
     assert found["chat"]["id"] == chat_id and found["node_id"] and "needle" in found["excerpt"]
 
 
@@ -155,12 +159,12 @@ def test_all_chats_are_exported_at_once(house: House) -> None:
     assert packed.namelist() == ["0001 same.md", "0002 same.md"]
 
 
-def _zip(encrypted: bool = False, **files: bytes) -> bytes:
-    """files: the names without their ending, which is md."""
+def _zip(encrypted: bool = False, more: tuple[str, ...] = (), **files: bytes) -> bytes:
+    """files: the names without their ending, which is md. more: names of others, each of a byte."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as packed:
-        for name, body in files.items():
-            packed.writestr(f"{name}.md", body)
+        for name, body in {**{f"{name}.md": body for name, body in files.items()}, **dict.fromkeys(more, b"x")}.items():
+            packed.writestr(name, body)
     raw = bytearray(file.getvalue())
     if encrypted:
         for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
@@ -176,14 +180,20 @@ def test_chats_that_were_exported_in_a_zip_come_in_again(house: House) -> None:
     assert len(house.get("chats")["chats"]) == 4
 
 
+def test_what_a_mac_puts_into_a_zip_is_passed_over(house: House) -> None:
+    raw = _zip(good=_CHAT, more=("__MACOSX/._good.md", ".DS_Store", "chats/.DS_Store"))
+    assert [chat["title"] for chat in house.post("chats/import", raw)["chats"]] == ["ok"]
+
+
 _CHAT = b"# ok\n\n## User\n\nhello\n"
 
 
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (_zip(good=_CHAT, bad=b"what is this"), 'bad.md: This file cannot be imported: before its first "## User"'),
-        (_zip(**{"picture.png": b""}).replace(b".png.md", b".md.png"), "'picture.md.png' is neither"),
+        (_zip(good=_CHAT, bad=b"what is this"), "bad.md: This file cannot be imported: it is text, and no chat"),
+        (_zip(more=("picture.png",)), "'picture.png' is neither"),
+        (_zip(more=("chat.html", "conversations.json")), "an export of ChatGPT or Claude"),
         (_zip(), "without any file"),
         (_zip(encrypted=True, good=_CHAT), "asks for a password"),
         (_zip(good=_CHAT)[:-30], "cannot be unpacked"),
@@ -201,9 +211,25 @@ def test_a_zip_that_unpacks_to_too_much_is_refused_unread(house: House, monkeypa
     assert "unpacks to 1 MB" in told["error"]["message"]
 
 
-def test_a_file_that_is_no_export_is_refused_in_words(house: House) -> None:
-    assert "no JSON" in house.post("chats/import", b"{", status=400)["error"]["message"]
-    assert "not UTF-8" in house.post("chats/import", b"\xff\xfe\0", status=400)["error"]["message"]
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"{", "it is no JSON"),
+        (b"", "it is empty"),
+        (b" \n", "it is empty"),
+        (b"null", "it is JSON of a single value (null)"),
+        (b"\xff\xfe\0", "it is neither a zip nor text (byte 0 is not UTF-8)"),
+        (b"a\0b", "it is neither a zip nor text (it has zero bytes)"),
+        (b"%PDF-1.7", "it is a PDF"),
+        (b"SQLite format 3\0", "it is a database"),
+        (b'{"format": "fireside-chats", "version": 1, "chats": []}', "it is an export without any chat"),
+        (b'[{"title": "t", "mapping": {}}]', "it is an export of ChatGPT"),
+    ],
+)
+def test_a_file_that_is_no_export_is_refused_in_words(house: House, raw: bytes, why: str) -> None:
+    error = house.post("chats/import", raw, status=400)["error"]
+    assert error["message"].startswith(f"This file cannot be imported: {why}"), error["message"]
+    assert "JSON, Markdown or zip file that Fireside exported" in error["hint"]
     assert house.get("chats")["chats"] == []
 
 

@@ -136,6 +136,8 @@ def test_what_is_never_shown_is_still_said() -> None:
 
 _NEVER_SHOWN = frozenset(
     {
+        "New chat",
+        "Open WebUI",
         "`python launch.py models --help` lists the commands for models. `python launch.py test [pytest arguments]` "
         "installs the development set and runs the tests. Each flag has an environment name (FIRESIDE_PORT for --port) "
         "and a key in settings.yaml in the home folder (port).",

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,64 @@ def test_a_message_after_one_that_is_still_answered_is_refused(house: House) -> 
     assert house.refused("talk/send", **next_one) == (409, "still_writing")
     assert house.refused("talk/go_on", node_id=answer["id"]) == (409, "cannot_go_on")
     house.post("talk/stop", node_id=answer["id"])
+
+
+def test_of_two_tabs_that_go_on_at_once_the_later_one_is_refused_and_nothing_of_it_is_kept(house: House) -> None:
+    chat_id, answer = house.say("say: one")
+    next_one = {"chat_id": chat_id, "parent_id": answer["id"]}
+    house.say("say: from here", **next_one)
+    assert house.refused("talk/send", text="say: from there", **next_one) == (409, "chat_moved_on")
+    assert [node["text"] for node in house.nodes(chat_id)] == ["say: one", "one", "say: from here", "from here"]
+    assert all(node["num_versions"] == 1 for node in house.nodes(chat_id)) and len(house.service.requests) == 2
+    empty = house.post("chats", system="Be brief.")["id"]  # two tabs show it, and neither has said anything
+    house.say("say: first", chat_id=empty)
+    assert house.refused("talk/send", text="say: second", chat_id=empty) == (409, "chat_moved_on")
+
+
+def test_tabs_that_send_at_the_same_moment_leave_one_answer_and_one_refusal(house: House) -> None:
+    chat_id, answer = house.say("say: one")
+    body = {"chat_id": chat_id, "parent_id": answer["id"], "text": "count: 200 every 0.01 as n"}
+    with ThreadPoolExecutor(4) as tabs:
+        replies = list(tabs.map(lambda _: house.client.post("/ui/talk/send", json=body).status_code, range(4)))
+    assert sorted(replies) == [200, 409, 409, 409] and house.service.num_open == 1
+    node_id = house.nodes(chat_id)[-1]["id"]
+    house.post("talk/stop", node_id=node_id)
+    house.service.is_ready = False
+    asked = {"json": {"node_id": node_id}}
+    with ThreadPoolExecutor(4) as tabs:
+        replies = list(tabs.map(lambda _: house.client.post("/ui/talk/go_on", **asked).status_code, range(4)))
+    assert sorted(replies) == [200, 409, 409, 409]
+    wait_until(lambda: house.service.num_open == 1)
+    house.service.is_ready = True
+    house.ended(chat_id)
+
+
+def test_an_answer_is_made_again_once_however_many_tabs_ask_it(house: House) -> None:
+    chat_id, first = house.say("count: 30 every 0.01 as n")
+    house.post("talk/again", node_id=first["parent_id"])
+    assert house.refused("talk/again", node_id=first["parent_id"]) == (409, "still_writing")
+    assert house.ended(chat_id)["num_versions"] == 2
+
+
+def test_an_edit_ends_what_another_tab_has_answered_in_its_place(house: House) -> None:
+    chat_id, first = house.say("count: 100 every 0.01 as n")
+    house.post("talk/again", node_id=first["parent_id"])  # the tab that edits does not know of it
+    again = house.nodes(chat_id)[-1]
+    wait_until(lambda: "n1 " in house.book.kept.node(again["id"]).text)
+    _, answer = house.say("say: two", chat_id=chat_id, parent_id=None, is_version=True)
+    ended = house.book.kept.node(again["id"])
+    assert (ended.state, answer["text"]) == ("stopped", "two") and ended.text.startswith("n0 n1 ")
+    assert [node["num_versions"] for node in house.nodes(chat_id)] == [2, 1]
+
+
+def test_a_chat_that_is_deleted_while_a_message_is_sent_has_nothing_running(house: House) -> None:
+    chat_id, answer = house.say("say: one")
+    body = {"chat_id": chat_id, "parent_id": answer["id"], "text": "count: 5000 every 0.01 as n"}
+    with ThreadPoolExecutor(2) as tabs:
+        sent = tabs.submit(house.client.post, "/ui/talk/send", json=body)
+        house.post(f"chats/{chat_id}/delete")
+        assert sent.result().status_code in (200, 404)
+    wait_until(lambda: house.service.num_open == 0)
 
 
 def test_versions_are_turned_to_within_their_range(house: House) -> None:
