@@ -99,6 +99,7 @@ def _head() -> str:
     styles = ("theme.css", *(f"ui/static/{name}.css" for name in ("style", "chats", "rooms")))
     return "".join(
         (
+            "<title>Fireside</title>",  # Gradio sets it only once its scripts run
             *(f'<link rel="stylesheet" href="{style}">' for style in styles),
             *(f'<link rel="modulepreload" href="ui/{module}">' for module in _modules_of("static/chat.js")),
             f'<template id="fs-template">{frame}</template>',

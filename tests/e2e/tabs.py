@@ -30,6 +30,7 @@ FLAGS = [
 ]
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 PATIENCE_MS = 60_000
+_AXE = Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js"
 READY = ModelStatus(model_id="smollm2-135m-instruct", state="ready", max_model_len=8192)
 
 
@@ -134,6 +135,14 @@ class Tab:
     def shoot(self, name: str) -> None:
         ARTIFACTS.mkdir(exist_ok=True)
         self.page.screenshot(path=ARTIFACTS / f"{name}.png")
+
+
+def axe_findings(page: Any) -> list[str]:
+    """All that axe-core, which reads the page as a screen reader would, has against it."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(_AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("async () => (await axe.run()).violations")
+    return [f"{each['impact']} {each['id']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = PATIENCE_MS / 1000) -> None:

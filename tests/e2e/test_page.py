@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.ui.status import ModelStatus
-from tests.e2e.tabs import CHROMIUM, READY, House, Tab, wait_until
+from tests.e2e.tabs import CHROMIUM, READY, House, Tab, axe_findings, wait_until
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
@@ -512,31 +512,22 @@ def test_the_page_fits_its_window(open_tab: Callable[..., Tab], name: str, look:
             expect(part).to_be_in_viewport(ratio=1)
 
 
-_AXE = Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js"
-_FINDINGS = """async () => {
-    const { violations } = await axe.run(document.getElementById("fs-frame"));
-    const serious = violations.filter((each) => ["serious", "critical"].includes(each.impact));
-    return serious.map((each) => `${each.id}: ${each.nodes.map((node) => node.target).join(", ")}`);
-}"""
-
-
 @pytest.mark.parametrize(
     "look", [{}, {"colors": "dark"}, {"width": 360, "height": 720}], ids=["light", "dark", "narrow"]
 )
-def test_axe_finds_nothing_serious(open_tab: Callable[..., Tab], look: dict[str, Any]) -> None:
+def test_axe_finds_nothing(open_tab: Callable[..., Tab], look: dict[str, Any]) -> None:
     tab = open_tab(**look)
-    tab.page.add_script_tag(path=_AXE)
-    assert tab.page.evaluate(_FINDINGS) == []
+    assert axe_findings(tab.page) == []
     tab.press("Token probabilities")
     tab.send(f"think: I look at both and decide. | {_SHOWCASE}")
     expect(tab.finished.locator(".katex").last).to_be_visible()
     tab.finished.get_by_text("Why did this take so long?").click()
     tab.press("Compare")
-    assert tab.page.evaluate(_FINDINGS) == []
+    assert axe_findings(tab.page) == []
     tab.press("Probabilities")
     tab.page.keyboard.press("Control+/")
     expect(tab.page.get_by_role("dialog", name="Keys")).to_be_visible()
-    assert tab.page.evaluate(_FINDINGS) == []
+    assert axe_findings(tab.page) == []
 
 
 def test_the_keys_do_what_their_list_says(open_tab: Callable[..., Tab], house: House) -> None:

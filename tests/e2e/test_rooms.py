@@ -33,13 +33,12 @@ from tests.app.models.scripted import Engines
 from tests.app.models.small_hub import TINY, small_hub
 from tests.app.ui.rooms import ADMIN, USER, Known
 from tests.app.ui.scripted import ScriptedService
-from tests.e2e.tabs import ARTIFACTS, CHROMIUM, wait_until
+from tests.e2e.tabs import ARTIFACTS, CHROMIUM, axe_findings, wait_until
 from tests.fakes import memory_report
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
 
-_AXE = Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js"
 _BATCH = Standing(request_class=RequestClass.BATCH)
 HERE = "qwen3-8b-awq"
 
@@ -420,18 +419,6 @@ def test_a_room_fits_a_narrow_screen(tab: Callable[..., Tab], room: str) -> None
     assert max(narrow.page.evaluate(widths)) <= 360
 
 
-def serious_findings(page: Any) -> list[str]:
-    """Of axe-core, which reads the page as a screen reader would."""
-    page.add_script_tag(path=_AXE)
-    found = page.evaluate("async () => (await axe.run()).violations")
-    return [
-        f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:200]}"
-        for each in found
-        if each["impact"] in ("serious", "critical")
-        for node in each["nodes"]
-    ]
-
-
 @pytest.mark.parametrize(
     ("scheme", "locale"),
     [
@@ -446,7 +433,7 @@ def test_screen_readers_and_weak_eyes_find_their_way(tab: Callable[..., Tab], sc
     for room in ("models", "monitor", "settings"):
         one.page.goto(f"{one.page.url.partition('#')[0]}#/{room}")
         one.page.locator(f"#fs-room-{room} :is(.fr-row, .fr-log)").first.wait_for()
-        assert serious_findings(one.page) == [], room
+        assert axe_findings(one.page) == [], room
 
 
 def test_a_download_is_paused_and_goes_on_from_the_page(tab: Callable[..., Tab], house: House, hub: FakeHub) -> None:

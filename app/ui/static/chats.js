@@ -104,7 +104,7 @@ class ChatList {
     if (this.#chats.length === 0) return [el("p", { class: "fs-note", text: t("chats.none") })];
     return groupsOf(this.#chats).map(([name, isFolder, chats]) => {
       const items = el("ul", {}, ...chats.map((chat) => item(chat, (button) => this.#openMenu(button, chat))));
-      if (!isFolder) return el("section", {}, el("h3", { text: t(name) }), items);
+      if (!isFolder) return el("section", {}, el("h2", { text: t(name) }), items);
       const closed = recall("closedFolders", []);
       const toggled = (event) => remember("closedFolders", event.target.open
         ? recall("closedFolders", []).filter((each) => each !== name) : [...new Set([...recall("closedFolders", []), name])]);

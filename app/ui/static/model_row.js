@@ -19,7 +19,7 @@ export class ModelRow {
     this.isAdmin = false;
     this.judged = {}; // by its headers
     this.alert = new Alert();
-    this.name = el("strong");
+    this.name = el("h3");
     this.badges = el("span", { class: "fr-badges" });
     this.state = el("div", { class: "fr-state" });
     this.actions = el("div", { class: "fr-actions" });
