@@ -11,6 +11,7 @@ import { drawMeter, figuresLine } from "./figures.js";
 import { watchKeys } from "./keys.js";
 import { button } from "./messages.js";
 import { progressWords } from "./model_choice.js";
+import { showChat } from "./title.js";
 
 class Chat {
   #id = null; // of the open chat; null before its first message
@@ -274,6 +275,7 @@ class Chat {
   }
 
   #tell() {
+    showChat(this.chat?.title ?? "");
     for (const listener of this.#listeners) listener(this.#id);
   }
 

@@ -5,6 +5,7 @@
 import { el, onRemembered, t, translate } from "./core.js";
 import { start as startModelChoice } from "./model_choice.js";
 import { applyTheme } from "./theme.js";
+import { showRoom } from "./title.js";
 
 const ROOMS = {
   chat: () => import("./chat.js"),
@@ -34,6 +35,7 @@ function addressed() {
 
 async function show() {
   const [name, rest] = addressed();
+  showRoom(name);
   for (const each of Object.keys(ROOMS)) rootOf(each).hidden = each !== name;
   for (const link of document.querySelectorAll("#fs-tabs a")) {
     if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
