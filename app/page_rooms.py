@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from app.chat.service import ChatService
     from app.models.library import Library
     from app.models.manager import ModelManager
+    from app.models.status import ModelStatus as ManagedStatus
     from app.ui.attachments import Count
     from app.ui.lately import Lately
     from app.ui.live import Hub
@@ -48,8 +49,8 @@ def build_page(behind: Behind) -> "FastAPI":
     from app.ui.monitor import Monitor, monitor_room
     from app.ui.settings_tab import settings_room
 
-    def status() -> "ModelStatus":
-        return _status(manager)
+    def status(model_id: str = "") -> "ModelStatus":
+        return _status(manager.status(model_id))
 
     manager, service = behind.manager, behind.service
     monitor = Monitor(manager, service.under_way, behind.metrics.latencies)
@@ -66,10 +67,9 @@ def build_page(behind: Behind) -> "FastAPI":
     return app
 
 
-def _status(manager: "ModelManager") -> "ModelStatus":
+def _status(now: "ManagedStatus") -> "ModelStatus":
     from app.ui.status import ModelStatus
 
-    now = manager.status()
     return ModelStatus(
         model_id=now.model,
         state=now.state,

@@ -142,7 +142,7 @@ def plan_cache(
 def plan_memory(config: EngineConfig, spec: ModelSpec, device: Machine, parts: Parts, sizes: CacheSizes) -> MemoryPlan:
     """Raises OutOfMemory (with needed and free, by part) or BadRequest (a context beyond the model's)."""
     asked, layout = asked_context(config, spec), sizes.layout
-    reserve = CUDA_RESERVE_BYTES if device.kind == "cuda" else 0
+    reserve = reserve_on(device)
     if device.kind == "cuda":
         _check_parts_fit(config, device, parts, reserve, sizes.bytes_for(min(_SMALLEST_CONTEXT, asked)))
     budget = _kv_budget(config, device, parts, reserve)
@@ -164,6 +164,11 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, device: Machine, parts: P
         notes=(*notes, *_empty_note(sizes, spec)),
     )
     return MemoryPlan(report, max_model_len)
+
+
+def reserve_on(device: Machine) -> int:
+    """Bytes that a plan leaves free, whatever else it holds."""
+    return CUDA_RESERVE_BYTES if device.kind == "cuda" else 0
 
 
 def with_pool_of(plan: MemoryPlan, measured: MemoryPlan) -> MemoryPlan:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import Any
 from app.errors import AppError
 
 REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
+_MOST_GUESSED, _LONGEST_GUESSED = 3, 200
 _OTHER_NAME = "Choose another one for --model-alias."
 
 
@@ -91,20 +92,26 @@ class Catalog:
         return CatalogEntry(id=name, repo=name) if REPO.fullmatch(name) else None
 
     def resolve(self, name: str) -> CatalogEntry:
-        """As `find`. Raises AppError: 404 with what there is; 501 or 400 for a path that holds no model."""
+        """As `find`. Raises AppError: 404 with what comes near; 501 or 400 for a path that holds no model."""
         entry = self.find(name)
         if entry is not None:
             return entry
         _refuse_path_without_model(name)
-        close = difflib.get_close_matches(name.casefold(), self._by_name, n=1)
-        guess = f"Did you mean {close[0]}? " if close else ""
         raise AppError(
             404,
             "model_not_found",
             f"{name[:200]!r} is no catalogue id, no alias, no repository (owner/name) and no folder.",
-            hint=f"{guess}There are: {', '.join(entry.id for entry in self.entries)}.",
+            hint=f"{guess(name, self.entries)}The page's Models and `python launch.py models list` show all.",
             param="model",
         )
+
+
+def guess(name: str, entries: Iterable[CatalogEntry]) -> str:
+    """A question that names the few ids whose names come near, with a space behind it; "" where none does."""
+    ids = {known.casefold(): entry.id for entry in entries for known in names_of(entry)}
+    close = difflib.get_close_matches(name[:_LONGEST_GUESSED].casefold(), ids, n=_MOST_GUESSED)
+    near = dict.fromkeys(ids[each] for each in close)
+    return f"Did you mean {', '.join(near)}? " if near else ""
 
 
 def names_of(entry: CatalogEntry) -> Iterator[str]:

@@ -11,7 +11,7 @@ from app.models.outline import Outline
 from engine.config import EngineConfig
 from engine.errors import EngineError, OutOfMemory
 from engine.forecast import can_be_captured, compute_dtype, forecast
-from engine.memory import MemoryPlan, Parts, cache_sizes, plan_cache
+from engine.memory import MemoryPlan, Parts, cache_sizes, plan_cache, reserve_on
 from engine.types import MemoryReport
 
 CHAT_TOKENS = 8192
@@ -39,7 +39,7 @@ class Fit:
     weights_bytes: int
     workspace_bytes: int
     graphs_bytes: int
-    reserve_bytes: int = 0
+    reserve_bytes: int
     kv_bytes: int = 0
     kv_dtype: str = ""
     max_context: int = 0
@@ -110,6 +110,7 @@ def _fit(outline: Outline, config: EngineConfig, machine: Memory, others: Sequen
         weights_bytes=parts.weights,
         workspace_bytes=parts.workspace,
         graphs_bytes=parts.graphs,
+        reserve_bytes=reserve_on(machine),
     )
     try:
         _check_room(machine, parts)
@@ -124,7 +125,6 @@ def _fit(outline: Outline, config: EngineConfig, machine: Memory, others: Sequen
     return replace(
         found,
         verdict="tight" if is_tight else "fits",
-        reserve_bytes=report.reserve_bytes,
         kv_bytes=report.kv_bytes,
         kv_dtype=_KV_NAMES[kv_dtype],
         max_context=plan.max_model_len,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from app.background import in_daemon_thread
 from app.errors import AppError, from_engine_error
-from app.models.catalog import CatalogEntry
+from app.models.catalog import CatalogEntry, guess
 from app.models.memory.resident import Engine, ReadyModel, Resident, Shelf, StartEngine, ending
 from app.models.memory.residents import LOOK_EVERY_S, Residents
 from app.models.memory.room import Holding, Needs, needed_bytes
-from app.models.status import ModelCard, ModelStatus, listed, total_of
+from app.models.status import ModelCard, ModelStatus, total_of
 from app.settings import Settings
 from engine.errors import EngineError
 from engine.types import EngineStats, MemoryReport
@@ -151,15 +151,15 @@ class ModelManager:
         entry = self._shelf.find(model)  # only the catalogue is told about, never the disk
         if entry is not None and entry.id in self._residents:
             return entry.id
-        known = [known.id for known in self._shelf.entries()]
-        if entry is None or (entry.id not in known and entry.id not in self._names):
+        known = self._shelf.entries()
+        if entry is None or (entry.id not in [each.id for each in known] and entry.id not in self._names):
             if self._settings.model_fallback:
                 return self._current_or_refused()
             raise AppError(
                 404,
                 "model_not_found",
                 f"The model `{model[:200]}` does not exist here.",
-                hint=f"{self._in_hand()} There are: {listed(known)}.",
+                hint=f"{self._in_hand()} {guess(model, known)}GET /v1/models lists all.",
                 param="model",
             )
         if not self._settings.load_on_request:
@@ -190,9 +190,9 @@ class ModelManager:
         resident = self._find(name)
         return resident is not None and (resident.is_loading or resident.is_answering)
 
-    def status(self) -> ModelStatus:
-        """Of the model in hand."""
-        resident = self._find("")
+    def status(self, name: str = "") -> ModelStatus:
+        """Of the model that `name` means; "" the one in hand."""
+        resident = self._find(name)
         return ModelStatus() if resident is None else resident.status()
 
     def health(self) -> ModelStatus:

@@ -104,11 +104,3 @@ def total_of(stats: Sequence[EngineStats]) -> EngineStats:
         step_host_us=max(each.step_host_us for each in stats),
         load_s=max(each.load_s for each in stats),
     )
-
-
-_MOST_LISTED = 30
-
-
-def listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more (GET /v1/models lists all)" if more > 0 else "")

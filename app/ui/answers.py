@@ -18,7 +18,7 @@ from app.errors import AppError
 from app.history.book import Book
 from app.history.types import Node, State
 from app.ui.live import INTERVAL_S, Changes, Event, Hub, Seen
-from app.ui.status import Answerer, StatusSource
+from app.ui.status import Answerer, StatusOf
 
 TOPIC = "chat"  # "chat:ID"
 LIST_TOPIC = "chats"
@@ -48,7 +48,7 @@ class Whole(NamedTuple):
 class Figures:
     """How an answer came to be. Times are seconds as this side of the server saw them.
 
-    model_id    that answers; None until it does
+    model_id    that answers, and how long its context is; None until it does
     wait_s      until a model was ready and the prompt made: loading, a swap of models
     ttft_s      from asking to the first piece
     thinking_s  from the first word of reasoning to the first of the answer
@@ -161,7 +161,7 @@ class RunningAnswer:
 class Answers:
     """All answers in the making, by the id of their node. A source of the hub for the topics "chat:ID"."""
 
-    def __init__(self, service: Answerer, status: StatusSource, book: Book, hub: Hub) -> None:
+    def __init__(self, service: Answerer, status: StatusOf, book: Book, hub: Hub) -> None:
         self._service = service
         self._status = status
         self._book = book
@@ -230,7 +230,9 @@ class Answers:
                     if keeping.done():
                         keeping.result()  # raises: what cannot be kept is not gone on with
                     if running.figures.model_id is None:  # it is here: while this waited another may have been chosen
-                        running.figures.model_id = request.model or self._status().model_id
+                        status = self._status(request.model)
+                        running.figures.model_id = request.model or status.model_id
+                        running.figures.max_model_len = status.max_model_len
                     running.take(delta)
             running.state = "done"
         except asyncio.CancelledError:
@@ -261,7 +263,6 @@ class Answers:
         running.kept(whole)
 
     async def _end(self, running: RunningAnswer) -> None:
-        running.figures.max_model_len = self._status().max_model_len
         try:
             await self._write(running, running.state, running.meta())
         except AppError as error:  # the chat was deleted meanwhile, or its file cannot be written

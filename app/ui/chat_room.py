@@ -10,10 +10,10 @@ from app.ui import attachments, chats, talk
 from app.ui.answers import Answers
 from app.ui.attachments import Count
 from app.ui.live import Hub
-from app.ui.status import Answerer, StatusSource
+from app.ui.status import Answerer, StatusOf
 
 
-def chat_room(service: Answerer, status: StatusSource, book: Book, count: Count) -> Callable[[FastAPI, Hub], None]:
+def chat_room(service: Answerer, status: StatusOf, book: Book, count: Count) -> Callable[[FastAPI, Hub], None]:
     """The room owns the book and closes it with the page. count: tokens of a text for the model in hand."""
 
     def on_page(app: FastAPI, hub: Hub) -> None:

@@ -33,7 +33,8 @@ class ModelStatus:
     max_model_len: int | None = None
 
 
-StatusSource = Callable[[], ModelStatus]
+StatusSource = Callable[[], ModelStatus]  # of the model in hand
+StatusOf = Callable[[str], ModelStatus]  # of the model that a name means; "" the one in hand
 
 
 class Answerer(Protocol):

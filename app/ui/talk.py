@@ -160,7 +160,14 @@ class _Talk:
             node = history.node(asked.node_id)
             if node.role != "assistant" or node.state not in _GOES_ON:
                 raise AppError(409, "cannot_go_on", "This answer is still being written.")
-            request = request_for(history, history.chat(node.chat_id), history.path(node.id))
+            way = node.meta if "beside" in node.meta else {}  # made in a way of its own, and gone on with in that
+            request = request_for(
+                history,
+                history.chat(node.chat_id),
+                history.path(node.id),
+                model_id=way.get("model_id", ""),
+                sampling=way.get("sampling"),
+            )
             node = replace(node, state="writing", reasoning=node.reasoning if node.text else "")
             history.write(node.id, reasoning=node.reasoning, state="writing")
             return node, request

@@ -159,12 +159,12 @@ def test_a_load_that_fails_is_told_with_the_way_on_and_leaves_the_server_up(star
 
 
 @pytest.mark.parametrize("name", ["nosuchid", "/no/such/folder"])
-def test_a_model_that_does_not_exist_ends_the_start_with_what_there_is(name: str, tmp_path: Path) -> None:
+def test_a_model_that_does_not_exist_ends_the_start_with_who_lists_all(name: str, tmp_path: Path) -> None:
     flags = ["--no-browser", "--port", "0", "--home", str(tmp_path), "--model", name]
     code = f"import sys; from app import server; sys.exit(server.main({flags!r}))"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
-    assert name in ended.stderr and "There are: smollm2-135m-instruct" in ended.stderr
+    assert name in ended.stderr and "`python launch.py models list`" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

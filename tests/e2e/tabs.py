@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,9 @@ class House:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
-    def _status(self) -> ModelStatus:
-        return self.status
+    def _status(self, model_id: str = "") -> ModelStatus:
+        """Of another model than the one in hand it is only known that it answers."""
+        return self.status if model_id in ("", self.status.model_id) else replace(READY, model_id=model_id)
 
     def _models(self, app: FastAPI, hub: Hub) -> None:
         """What the choice of a model asks."""

@@ -37,7 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ready = ModelStatus(model_id="fake-model", state="ready", max_model_len=8192)
     service = ScriptedService(piece_s=0.01)
     book = Book(folder / "history.db")
-    mount(house.app, service, lambda: ready, [chat_room(service, lambda: ready, book, _count)])
+    mount(house.app, service, lambda: ready, [chat_room(service, lambda _: ready, book, _count)])
     certfile, keyfile = tls.self_signed(folder / "tls", "127.0.0.1")
     server = uvicorn.Server(
         uvicorn.Config(

@@ -215,6 +215,7 @@ def test_an_answer_that_waits_for_another_model_than_the_one_in_hand_says_so(
     house.service.is_ready = False
     tab.send("say: Here I am")
     first, second = tab.page.locator(".fs-column").nth(0), tab.page.locator(".fs-column").nth(1)
+    expect(first.get_by_role("heading")).to_have_text(READY.model_id)
     expect(first).to_contain_text("Reading your message")
     expect(second).to_contain_text("Waiting for a model")
     loading = {"model": "other-model", "state": "loading", "stage": "reading weights", "fraction": 0.25}
@@ -363,7 +364,7 @@ def test_two_ways_are_answered_side_by_side_and_one_is_gone_on_with(open_tab: Ca
     assert {request.sampling.temperature for request in house.service.requests} == {None, 0.2}
     tab.shoot("compare")
     tab.press("Go on with this one")
-    expect(tab.page.locator('.fs-column[data-kept="true"]')).to_contain_text("temperature 0.2")
+    expect(tab.page.locator('.fs-column[data-kept="true"]')).to_contain_text("Temperature 0.2")
     tab.send("say: on")
     expect(tab.finished).to_have_count(3)
     assert [message.role for message in house.service.requests[-1].messages] == ["user", "assistant", "user"]

@@ -142,13 +142,21 @@ class Chat {
   #actions() {
     return {
       edit: (node, element) => this.#edit(node, element),
-      again: (node) => this.#begin("ui/talk/again", { node_id: node.parent_id }).then((words) => this.composer.tell(words)),
+      again: (node) => this.#again(node),
       goOn: (node) => this.#command("ui/talk/go_on", { node_id: node.id }),
       turn: (node, step) => this.#turn(node, step),
       keep: (node) => this.#command("ui/talk/turn", { node_id: node.id }),
       branch: (node) => this.#branch(node),
       saying: (work) => this.#saying(work),
     };
+  }
+
+  /** Of answers side by side each is made again in its own way, unless two ways are chosen now. */
+  async #again(node) {
+    const ways = this.compare.ways();
+    const own = { model_id: node.meta.model_id ?? "", sampling: node.meta.sampling ?? {} };
+    const isOwn = node.meta.beside && ways.length === 1;
+    this.composer.tell(await this.#begin("ui/talk/again", { node_id: node.parent_id, ways: isOwn ? [own] : ways }));
   }
 
   /** Send something that is answered; gives words where it was refused. */
@@ -259,6 +267,7 @@ class Chat {
   #watchStatus(event) {
     if (event.kind !== "state") return;
     this.#status = event;
+    this.conversation.setInHand(event.model_id);
     this.#drawWaiting();
   }
 

@@ -11,6 +11,7 @@ export class Conversation {
   #views = new Map(); // node id -> view
   #coming = new Map(); // id of an answer in the making -> all that the socket has told of it
   #follows = true;
+  #inHand = ""; // id of the model that answers where no other is asked for
   #lastTop = 0; // of the pane, at its last scroll
   #onEarlier;
 
@@ -65,6 +66,15 @@ export class Conversation {
     this.#views.get(event.node_id)?.take(this.#coming.get(event.node_id));
   }
 
+  /** The model in hand is another one now. */
+  setInHand(modelId) {
+    if (modelId === this.#inHand) return;
+    this.#inHand = modelId;
+    for (const { node, element } of this.#views.values()) {
+      if (node.meta.beside && element.previousElementSibling) setText(element.previousElementSibling, this.#heading(node));
+    }
+  }
+
   /** Nothing that was told holds any more: another chat is open, or the socket was lost. */
   forget() {
     this.#coming.clear();
@@ -95,8 +105,14 @@ export class Conversation {
     const view = this.#viewOf(node, views);
     const keep = button("chat.compare_keep", () => this.#actions.keep(node), { disabled: isKept });
     setText(keep, t(isKept ? "chat.compare_kept" : "chat.compare_keep"));
-    const title = el("h3", { text: [node.meta.model_id, wayWords(node.meta.sampling)].filter(Boolean).join(" · ") });
+    const title = el("h3", { text: this.#heading(node) });
     return this.#reuse(`column-${node.id}`, () => el("div", { class: "fs-column" }), [title, view.element, keep], isKept);
+  }
+
+  /** Who makes, or made, one of the answers side by side, and with which settings. */
+  #heading({ state, meta }) {
+    const model = meta.model_id || (state === "writing" && this.#inHand) || t("chat.compare_own");
+    return [model, wayWords(meta.sampling)].filter(Boolean).join(" · ");
   }
 
   /** The element of this name, with these children. */
@@ -145,5 +161,5 @@ function placeChildren(parent, children) {
 }
 
 function wayWords(sampling = {}) {
-  return Object.entries(sampling).map(([name, value]) => `${name} ${value}`).join(", ");
+  return Object.entries(sampling).map(([name, value]) => `${t(`settings_of.${name}`)} ${value}`).join(", ");
 }

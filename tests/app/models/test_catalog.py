@@ -1,11 +1,12 @@
 """models.yaml: what it holds, how names lead to entries, and how mistakes are told."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from app.errors import AppError
-from app.models.catalog import Catalog
+from app.models.catalog import Catalog, guess
 from app.models.catalog_file import EMBEDDED_IDS, read_catalog
 from app.models.shelf import CATALOG_FILE
 
@@ -50,7 +51,7 @@ def test_the_project_file_is_right_and_holds_the_embedded_forms_and_bigger_model
 
 
 def test_the_project_file_tells_of_every_model_what_a_user_must_know() -> None:
-    """Sizes and revisions are there where they are known for sure: the hub tells both before a download."""
+    """Revisions are there where they are known for sure: the hub tells them before a download."""
     entries = [entry for entry in read_catalog(CATALOG_FILE).entries if not entry.is_embedded]
     assert 25 <= len(entries) <= 35
     for entry in entries:
@@ -121,13 +122,13 @@ def test_the_catalogue_comes_before_a_folder_of_the_same_name(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("name", ["smal", "", "a/b/c", "../no-such", "~nobody-here/x", "x\0y", "x" * 5000, "org/"])
-def test_a_name_that_leads_nowhere_is_a_404_that_lists_what_there_is(tmp_path: Path, name: str) -> None:
+def test_a_name_that_leads_nowhere_is_a_404_that_says_where_all_are_shown(tmp_path: Path, name: str) -> None:
     catalog = load(tmp_path, GOOD)
     assert catalog.find(name) is None
     with pytest.raises(AppError) as refused:
         catalog.resolve(name)
     assert (refused.value.status, refused.value.code) == (404, "model_not_found")
-    assert "There are: small." in refused.value.hint
+    assert refused.value.hint.endswith("The page's Models and `python launch.py models list` show all.")
 
 
 @pytest.mark.parametrize("name", ["", "model.Q4_K_M.gguf"])
@@ -153,10 +154,22 @@ def test_a_path_that_exists_without_a_config_says_just_that(tmp_path: Path) -> N
         catalog.resolve(str(tmp_path / "notes.txt"))
 
 
-def test_a_near_miss_is_guessed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "hinted"), [("smal", "Did you mean small? The page's"), ("zzzzzz", "The page's Mo")])
+def test_only_what_comes_near_is_guessed(tmp_path: Path, name: str, hinted: str) -> None:
     with pytest.raises(AppError) as refused:
-        load(tmp_path, GOOD).resolve("smal")
-    assert refused.value.hint.startswith("Did you mean small?")
+        load(tmp_path, GOOD).resolve(name)
+    assert refused.value.hint.startswith(hinted)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen-3-8b-awk", "Qwen/Qwen3-8B-AWQ/", "llama", "no such model"])
+def test_of_our_whole_catalogue_three_at_most_are_guessed_each_once(name: str) -> None:
+    entries = read_catalog(CATALOG_FILE).entries
+    ids = re.findall(r"[\w.-]+", guess(name, entries).removeprefix("Did you mean"))
+    assert len(ids) == len(set(ids)) <= 3 and set(ids) <= {entry.id for entry in entries}
+
+
+def test_every_entry_of_our_catalogue_tells_what_its_download_costs() -> None:
+    assert [entry.id for entry in read_catalog(CATALOG_FILE).entries if not entry.size_bytes] == []
 
 
 def test_the_users_file_adds_entries_and_changes_single_keys(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from engine.checkpoint import open_checkpoint
 from engine.config import EngineConfig
 from engine.forecast import forecast
 from engine.loading import load_runner
+from engine.memory import CUDA_RESERVE_BYTES
 from tests.app.models.fake_hub import FakeHub, led_here, running
 from tests.checkpoints import FAMILIES, FORMATS, WINDOWED, tiny_checkpoint
 
@@ -142,6 +143,7 @@ def test_a_card_that_is_full_says_so_and_what_would_fit() -> None:
     found = on(big("llama3.1-8b", "awq"), Memory("cuda", "a card", 24 * 2**30, 5 * GB))
     assert found.verdict == "too large" and found.notes[0].startswith("The model does not fit: weights 5.")
     assert found.advice == ("A smaller model: of-1-gb.",)
+    assert found.reserve_bytes == CUDA_RESERVE_BYTES
 
 
 def test_a_tight_card_takes_the_cache_in_int8_and_a_context_that_fits_is_named() -> None:

@@ -186,11 +186,14 @@ async def test_loading_another_model_closes_the_child_first_and_one_chosen_befor
     assert not manager.holds("two") and not manager.holds("one")
 
 
-async def test_an_unknown_name_is_told_what_there_is(manager: ModelManager) -> None:
+async def test_an_unknown_name_is_told_what_comes_near_and_who_lists_all(manager: ModelManager) -> None:
     manager.load("one")
     with pytest.raises(AppError) as refused:
         await manager.acquire("gpt-4o")
-    assert refused.value.hint == "`one` is in hand. There are: one, two, three."
+    assert refused.value.hint == "`one` is in hand. GET /v1/models lists all."
+    with pytest.raises(AppError) as refused:
+        await manager.acquire("on3")
+    assert refused.value.hint == "`one` is in hand. Did you mean one? GET /v1/models lists all."
 
 
 async def test_with_the_fallback_an_unknown_name_means_the_model_in_hand_and_a_known_one_itself(

@@ -23,6 +23,12 @@ async def _count(text: str) -> int:
     return len(text.split())
 
 
+def _status(model_id: str) -> ModelStatus:
+    """The one in hand has a short context."""
+    is_other = model_id not in ("", "tiny")
+    return ModelStatus(model_id=model_id or "tiny", state="ready", max_model_len=4000 if is_other else 100)
+
+
 class House:
     def __init__(self, path: Path) -> None:
         self.service = ScriptedService()
@@ -30,8 +36,7 @@ class House:
         app, hub = FastAPI(), Hub()
         refusals.install(app)
         app.include_router(hub.router())
-        ready = ModelStatus(model_id="tiny", state="ready", max_model_len=100)
-        chat_room(self.service, lambda: ready, self.book, _count)(app, hub)
+        chat_room(self.service, _status, self.book, _count)(app, hub)
         self.client = TestClient(app)
 
     def post(self, path: str, **body: Any) -> Any:
@@ -243,6 +248,7 @@ def test_ways_side_by_side_are_told_together(house: House) -> None:
     wait_until(lambda: all(each["state"] == "done" for each in house.nodes(chat_id)[-1]["beside"]))
     beside = house.nodes(chat_id)[-1]["beside"]
     assert [each["meta"]["model_id"] for each in beside] == ["tiny", "other"] and beside[0]["id"] == answer["id"]
+    assert [each["meta"]["max_model_len"] for each in beside] == [100, 4000], "each its own model's context"
     assert [request.sampling.temperature for request in house.service.requests] == [None, 0.1]
 
 
@@ -255,6 +261,17 @@ def test_an_incognito_chat_never_gets_into_the_file(house: House) -> None:
     chat_id, _ = house.say("say: hush", is_incognito=True)
     assert chat_id.startswith("incognito-")
     assert house.book.kept.chats() == [] and house.book.incognito.chat(chat_id)
+
+
+def test_an_answer_side_by_side_is_gone_on_with_in_its_own_way(house: House) -> None:
+    ways = [{}, {"model_id": "other", "sampling": {"temperature": 0.1}}]
+    chat_id, _ = house.say("count: 500 every 0.01 as n", ways=ways)
+    _, second = house.nodes(chat_id)[-1]["beside"]
+    house.post("talk/stop", node_id=second["id"])
+    house.post("talk/go_on", node_id=second["id"])
+    wait_until(lambda: house.nodes(chat_id)[-1]["beside"][1]["state"] == "done")
+    asked = house.service.requests[-1]
+    assert (asked.model, asked.sampling.temperature, asked.continue_final_message) == ("other", 0.1, True)
 
 
 def test_probabilities_are_kept_beside_the_text_and_read_by_themselves(house: House) -> None:

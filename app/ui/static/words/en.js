@@ -172,6 +172,7 @@ export default {
   "chat.compare_model": "Second model",
   "chat.compare_same": "the same model",
   "chat.compare_temperature": "Second temperature",
+  "chat.compare_own": "This chat's model",
   "chat.compare_keep": "Go on with this one",
   "chat.compare_kept": "The chat goes on with this one",
   "chat.settings": "Chat settings",

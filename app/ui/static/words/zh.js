@@ -171,6 +171,7 @@ export default {
   "chat.compare_model": "第二个模型",
   "chat.compare_same": "同一个模型",
   "chat.compare_temperature": "第二个温度",
+  "chat.compare_own": "本对话的模型",
   "chat.compare_keep": "用这个继续",
   "chat.compare_kept": "对话从这个继续",
   "chat.settings": "对话设置",
