@@ -232,8 +232,9 @@ def test_the_hub_is_searched_and_a_hit_fetched_and_deleted_again(tab: Callable[.
     row.get_by_role("button", name="Download").click()
     expect(row).to_contain_text("On this machine")
     row.get_by_role("button", name="Delete", exact=True).click()
-    row.get_by_role("button", name="Delete it now").click()
+    row.get_by_role("button", name=re.compile(r"^Delete it now, [\d.]+ kB$")).click()
     expect(row).to_have_count(0)
+    expect(models.room).to_contain_text(re.compile(r"tiny-gptq is deleted: [\d.]+ kB are free again\."))
     assert not (house.library.shelf.folder(house.library.shelf.resolve(TINY))).exists()
 
 
@@ -258,8 +259,21 @@ def test_the_monitor_shows_requests_the_pool_latencies_and_what_went_wrong(
     expect(monitor.room).to_contain_text("batch")
     expect(monitor.room).to_contain_text("Half within 12 ms, 99 % within 30 ms, of 3.")
     expect(monitor.room).to_contain_text("engine_died")
-    expect(monitor.room.get_by_label("Log", exact=True).last).to_contain_text("A line of the log")
+    log = monitor.room.get_by_label("Log", exact=True).last
+    expect(log).to_contain_text("A line of the log")
     monitor.shoot("monitor-empty")
+    house.lately.emit(logging.LogRecord("fireside", logging.INFO, "", 0, "Another one", (), None))
+    expect(log).to_contain_text("Another one")
+    monitor.room.get_by_label("Filter the log").fill("ANOTHER")
+    expect(log).not_to_contain_text("A line of the log")
+    expect(log).to_contain_text("Another one")
+    monitor.room.get_by_label("Filter the log").fill("")
+    monitor.room.get_by_role("button", name="Pause", exact=True).click()
+    house.lately.emit(logging.LogRecord("fireside", logging.INFO, "", 0, "A third one", (), None))
+    monitor.page.wait_for_timeout(3500)
+    expect(log).not_to_contain_text("A third one")
+    monitor.room.get_by_role("button", name="Pause", exact=True).click()
+    expect(log).to_contain_text("A third one")
 
 
 def test_a_card_shows_its_memory_and_how_much_it_works(
@@ -515,6 +529,7 @@ def test_a_first_visit_is_offered_one_model_and_fetches_it_with_one_button(
         visitor = Tab(browser, house.url, "chat", viewport={"width": 1000, "height": 800})
         offer = visitor.page.get_by_role("region", name="A larger model for this machine")
         expect(offer).to_contain_text(best.id)
+        expect(offer.get_by_role("button", name=re.compile(r"^Download and use it \([\d.]+ GB\)$"))).to_be_visible()
         visitor.shoot("first-visit")
         offer.get_by_role("button", name="Download and use it").click()
         wait_until(lambda: house.manager.status().state == "ready")

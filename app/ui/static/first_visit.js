@@ -21,7 +21,7 @@ function offer(model) {
   const state = el("div");
   const card = el("section", { class: "fr-card fr-offer", "aria-label": t("first.title") });
   const actions = el("div", { class: "fr-actions" },
-    button(t("first.get"), async () => {
+    button(model.size_bytes ? t("first.get_size", { size: bytes(model.size_bytes) }) : t("first.get"), async () => {
       await ask("ui/models/get", { body: { model: model.id } });
       actions.hidden = true;
       follow(model, state, card);
@@ -41,7 +41,7 @@ function offer(model) {
 }
 
 function facts({ size_bytes: size, licence, fit }) {
-  return [size ? badge(bytes(size)) : null, badge(licence), fit === "fits" ? badge(t("fit.fits"), "good") : null].filter(Boolean);
+  return [badge(size ? t("models.about", { size: bytes(size) }) : t("fit.unknown")), badge(licence), fit === "fits" ? badge(t("fit.fits"), "good") : null].filter(Boolean);
 }
 
 function close(card) {

@@ -66,6 +66,7 @@ export class ModelRow {
     setText(this.name, model.id);
     this.badges.replaceChildren(...this.#badges());
     this.defaults.replaceChildren(...model.fit && !this.#isComing() ? [defaultsForm(model, this.deeds, isAdmin, this.alert)] : []);
+    this.ofWhatIsHere.hidden = model.state === "" && !model.is_own;
     this.#drawActions();
   }
 
@@ -90,16 +91,21 @@ export class ModelRow {
   }
 
   #badges() {
-    const { size_bytes, format, context_length, licence, thinks, is_own, fit } = this.model;
+    const { state, size_bytes, format, context_length, licence, thinks, is_own, fit } = this.model;
     return [
       fitBadge(fit),
-      size_bytes ? badge(bytes(size_bytes)) : null,
+      size_bytes ? badge(state === "" ? t("models.about", { size: bytes(size_bytes) }) : bytes(size_bytes)) : null,
       format ? badge(format) : null,
       context_length ? badge(t("models.context", { tokens: number(context_length) })) : null,
       licence ? badge(licence) : null,
       thinks ? badge(t("models.thinks")) : null,
       is_own ? badge(t("models.yours"), "info") : null,
     ].filter(Boolean);
+  }
+
+  #bytesHere() {
+    if (this.model.state === "") return 0;
+    return this.download && this.download.state !== "ready" ? this.download.done_bytes : this.model.size_bytes;
   }
 
   /** One word for all that decides which buttons there are. */
@@ -215,15 +221,18 @@ export class ModelRow {
       ))));
     }, { alert: this.alert });
     const again = button(t("models.forecast_again"), async () => this.#drawForecast(), { alert: this.alert });
-    return el("div", { class: "fr-upkeep" }, el("div", { class: "fr-actions" }, again, verify, ...this.#deletion()), told);
+    this.ofWhatIsHere = el("div", { class: "fr-actions" }, verify, ...this.#deletion());
+    return el("div", { class: "fr-upkeep" }, el("div", { class: "fr-actions" }, again, this.ofWhatIsHere), told);
   }
 
-  /** Asks once more in place, so that nothing is deleted by one slip. */
+  /** Asks once more in place, with what it frees, so that nothing is deleted by one slip. */
   #deletion() {
-    const sure = button(t("models.delete_sure"), () => this.deeds.remove(this.model.id), { alert: this.alert, kind: "danger" });
+    const sure = button("", () => this.deeds.remove(this.model.id), { alert: this.alert, kind: "danger" });
     const keep = el("button", { type: "button", class: "fr-button", text: t("models.keep") });
     const first = el("button", { type: "button", class: "fr-button danger", text: t("models.delete") });
     const show = (isSure) => {
+      const size = this.#bytesHere();
+      setText(sure, size ? t("models.delete_frees", { size: bytes(size) }) : t("models.delete_sure"));
       [sure.hidden, keep.hidden, first.hidden] = [!isSure, !isSure, isSure];
       (isSure ? keep : first).focus();
     };

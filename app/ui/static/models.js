@@ -167,7 +167,11 @@ const deeds = {
   resume: (model) => post("downloads/resume", model).then(readDownloads),
   cancel: (model) => post("downloads/cancel", model).then(refresh),
   verify: (model) => post("verify", model),
-  remove: (model) => ask(`ui/models?model=${encodeURIComponent(model)}`, { method: "DELETE" }).then(refresh),
+  async remove(model) {
+    const { freed_bytes: freed } = await ask(`ui/models?model=${encodeURIComponent(model)}`, { method: "DELETE" });
+    await refresh();
+    room.alert.say(t("models.freed", { id: model, size: bytes(freed) }), "good");
+  },
   keepDefaults: (model, values) => ask("ui/models/defaults", { body: { model, ...values } }).then(refresh),
   add: (model, id) => ask("ui/models/add", { body: { model, id } }),
   refresh,

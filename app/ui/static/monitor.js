@@ -1,23 +1,25 @@
 // The room "monitor": what the machine and the engine do now, told once a second while the room is shown.
 import { ask, el, live, localized, setText, t } from "./core.js";
-import { bytes, clock, milliseconds, number, percent } from "./format.js";
+import { bytes, clock, duration, milliseconds, number, percent } from "./format.js";
 import { Alert, button, field, freshId, stackedBar } from "./parts.js";
 import { histogram, line, quantile } from "./plots.js";
 
 const KEPT = 120; // values of a line, one a second
 const CELLS = 240; // of the map of the KV pool
 const LATELY_EVERY_MS = 3000;
+const ends = () => ({ from: t("monitor.ago", { time: duration(KEPT) }), to: t("monitor.now") });
 
 const room = {
   cards: {}, speed: [], busy: [], before: null,
   slider: null, given: null, unwatch: null, timer: null,
+  log: null, // see logCard
 };
 
 export function start(root) {
   root.classList.add("fr-room");
   root.append(el("h2", { text: t("frame.monitor") }), el("div", { class: "fr-grid" },
     card("device"), card("speed"), card("pool"), card("ttft"), card("inter_token"), giveBackCard(),
-  ), card("requests"), card("faults"), card("log"));
+  ), card("requests"), card("faults"), logCard());
 }
 
 export function opened() {
@@ -51,8 +53,10 @@ function draw(now) {
   room.before = now;
 }
 
+/** What looks the same stays: a selection, a focus, what is shown under the pointer. */
 function fill(name, ...children) {
-  room.cards[name].replaceChildren(...children.filter(Boolean));
+  const made = el("div", {}, ...children.filter(Boolean));
+  if (made.innerHTML !== room.cards[name].innerHTML) room.cards[name].replaceChildren(...made.childNodes);
 }
 
 function push(values, value) {
@@ -84,7 +88,7 @@ function drawDevice({ machine, in_hand: inHand }) {
     stackedBar(parts, t("monitor.device")),
     promised ? el("p", { class: "fr-quiet", text: t("monitor.promised", { size: bytes(promised) }) }) : null,
     el("p", { class: "fr-big", text: told.filter(Boolean).join(" · ") }),
-    line(t("monitor.busy_plot"), room.busy, KEPT, 1),
+    line(t("monitor.busy_plot"), room.busy, { capacity: KEPT, top: 1, name: percent, ...ends() }),
     memory.held.length ? el("ul", { class: "fr-notes" }, ...memory.held.map(([who, size]) => el("li", { text: `${localized(who)}: ${bytes(size)}` }))) : null,
   );
 }
@@ -98,7 +102,7 @@ function drawSpeed({ engine, time }) {
   const hits = engine.prefix_cache_queries ? engine.prefix_cache_hits / engine.prefix_cache_queries : 0;
   fill("speed",
     el("p", { class: "fr-big", text: t("monitor.rate", { n: number(rate, 1) }) }),
-    line(t("monitor.speed"), room.speed, KEPT),
+    line(t("monitor.speed"), room.speed, { capacity: KEPT, name: (rate) => t("monitor.rate", { n: number(rate) }), ...ends() }),
     el("p", { class: "fr-quiet", text: t("monitor.tokens", { prompt: number(engine.prompt_tokens), answer: number(engine.generation_tokens) }) }),
     el("p", { text: t("monitor.hits", { share: percent(hits) }) }),
   );
@@ -120,6 +124,7 @@ function drawPool({ engine, in_hand: inHand }) {
       legend("kv", t("monitor.pool_used", { tokens: tokens(used) })),
       legend("cached", t("monitor.pool_cached", { tokens: tokens(cached) })),
       legend("free", t("monitor.pool_free", { tokens: tokens(all - used - cached) }))),
+    el("p", { class: "fr-quiet", text: t("monitor.pool_cell", { tokens: tokens(all / cells) }) }),
     engine.num_preemptions ? el("p", { class: "fr-quiet", text: t("monitor.preempted", { n: number(engine.num_preemptions) }) }) : null,
   );
 }
@@ -130,7 +135,6 @@ function legend(part, text) {
 
 function drawRequests({ engine, requests }) {
   const counts = t("monitor.counts", { running: engine?.num_requests_running ?? 0, waiting: engine?.num_requests_waiting ?? 0 });
-  const head = ["model", "class", "stage", "prompt", "answer", "time"].map((name) => el("th", { scope: "col", text: t(`requests.${name}`) }));
   const rows = requests.map((request) => el("tr", { title: request.id },
     el("td", { text: request.model }),
     el("td", { text: t(`requests.${request.class}`) }),
@@ -138,10 +142,17 @@ function drawRequests({ engine, requests }) {
     el("td", { text: promptWords(request) }),
     el("td", { text: number(request.completion_tokens) }),
     el("td", { text: milliseconds(request.seconds) })));
-  fill("requests",
-    el("p", { text: counts }),
-    rows.length ? el("div", { class: "fr-scroll", role: "group", tabindex: "0", "aria-label": t("monitor.requests") }, el("table", { class: "fr-table" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))) : null,
-  );
+  if (!room.cards.requests.querySelector("table")) fill("requests", el("p"), requestsTable());
+  const [told, scroll] = room.cards.requests.children; // these stay: who scrolls or has the focus here keeps it
+  setText(told, counts);
+  scroll.hidden = rows.length === 0;
+  scroll.querySelector("tbody").replaceChildren(...rows);
+}
+
+function requestsTable() {
+  const head = ["model", "class", "stage", "prompt", "answer", "time"].map((name) => el("th", { scope: "col", text: t(`requests.${name}`) }));
+  return el("div", { class: "fr-scroll", role: "group", tabindex: "0", "aria-label": t("monitor.requests") },
+    el("table", { class: "fr-table" }, el("thead", {}, el("tr", {}, ...head)), el("tbody")));
 }
 
 function promptWords({ prompt_tokens: all, cached_tokens: cached }) {
@@ -157,7 +168,8 @@ function drawLatency(name, counts) {
   };
   fill(name,
     el("p", { text: t("monitor.quantiles", { half: told(0.5), most: told(0.99), n: number(all) }) }),
-    histogram(t(`monitor.${name}`), counts, (bound) => (bound === null ? "∞" : `≤ ${milliseconds(bound)}`)),
+    histogram(t(`monitor.${name}`), counts, (bound) => (bound === null ? "∞" : `≤ ${milliseconds(bound)}`), number),
+    el("p", { class: "fr-quiet", text: t(`monitor.${name}_axes`) }),
   );
 }
 
@@ -195,14 +207,34 @@ function drawGiveBack(inHand) {
 
 // -- what happened lately
 
+/** The log, of which only lines with the words of the filter are shown; while it is paused it stays as it is. */
+function logCard() {
+  const made = card("log");
+  room.log = {
+    lines: [], isPaused: false,
+    filter: el("input", { type: "search", placeholder: t("monitor.log_filter"), "aria-label": t("monitor.log_filter") }),
+    text: el("pre", { class: "fr-log", role: "group", tabindex: "0", "aria-label": t("monitor.log") }),
+  };
+  const pause = el("button", { type: "button", class: "fr-button", text: t("monitor.log_pause"), "aria-pressed": false });
+  pause.addEventListener("click", () => {
+    room.log.isPaused = !room.log.isPaused;
+    pause.setAttribute("aria-pressed", room.log.isPaused);
+    if (!room.log.isPaused) readLately();
+  });
+  room.log.filter.addEventListener("input", showLog);
+  room.cards.log.replaceChildren(el("div", { class: "fr-toolbar" }, room.log.filter, pause), room.log.text);
+  return made;
+}
+
 async function readLately() {
   clearTimeout(room.timer);
   try {
     const { faults, lines } = await ask("ui/monitor/lately");
     drawFaults(faults);
-    await drawLog(lines);
+    if (!room.log.isPaused) await readLog(lines);
   } catch (error) {
-    for (const name of ["faults", "log"]) fill(name, el("p", { class: "fr-quiet", text: error.message }));
+    fill("faults", el("p", { class: "fr-quiet", text: error.message }));
+    if (room.log.lines.length === 0) setText(room.log.text, error.message);
     if (error.status === 403) return;
   }
   if (room.unwatch) room.timer = setTimeout(readLately, LATELY_EVERY_MS);
@@ -216,12 +248,18 @@ function drawFaults(faults) {
 }
 
 /** The app's lines, and below them those of the engine of the model in hand. */
-async function drawLog(lines) {
+async function readLog(lines) {
   const engine = await ask("ui/logs?lines=100").catch(() => ({ model: "", lines: [] }));
-  const pre = room.cards.log.querySelector("pre") ?? el("pre", { class: "fr-log", role: "group", tabindex: "0", "aria-label": t("monitor.log") });
-  const isAtEnd = pre.scrollHeight - pre.scrollTop - pre.clientHeight < 40;
   const heading = engine.lines.length ? [`— ${t("monitor.engine_log", { model: engine.model })} —`] : [];
-  setText(pre, [...lines, ...heading, ...engine.lines].join("\n"));
-  if (!pre.isConnected) fill("log", pre);
-  if (isAtEnd) pre.scrollTop = pre.scrollHeight;
+  room.log.lines = [...lines, ...heading, ...engine.lines];
+  showLog();
+}
+
+function showLog() {
+  const { text, filter, lines } = room.log;
+  const words = filter.value.trim().toLowerCase();
+  const shown = words ? lines.filter((each) => each.toLowerCase().includes(words)) : lines;
+  const isAtEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
+  setText(text, shown.length ? shown.join("\n") : t("monitor.log_none"));
+  if (isAtEnd) text.scrollTop = text.scrollHeight;
 }

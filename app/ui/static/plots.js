@@ -14,10 +14,10 @@ function canvas(label) {
   return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label, class: "fr-plot" });
 }
 
-/** The last values of something, the newest at the right edge. `most`: the top of the plot; null takes the largest. */
-export function line(label, values, capacity, most = null) {
+/** The last values of something, the newest at the right edge; `from` and `to` name both ends of the time. `top` of the
+ *  plot, called by `name(top)`: left out, a round number above the largest. */
+export function line(label, values, { capacity, from, to, name, top = above(Math.max(...values, 0)) }) {
   const plot = canvas(label);
-  const top = most ?? Math.max(...values, 1e-9) * 1.1;
   const points = values.map((value, at) => {
     const x = WIDTH * (1 - (values.length - 1 - at) / (capacity - 1));
     return `${x.toFixed(1)},${(HEIGHT * (1 - Math.min(value / top, 1))).toFixed(1)}`;
@@ -29,11 +29,20 @@ export function line(label, values, capacity, most = null) {
       svg("polyline", { points: points.join(" "), class: "fr-line" }),
     );
   }
-  return plot;
+  return el("div", {},
+    el("div", { class: "fr-axis", text: name(top) }), plot,
+    el("div", { class: "fr-axis" }, el("span", { text: from }), el("span", { text: to })));
 }
 
-/** counts: [[upper bound, count]], the bounds named by `name(bound)`. Empty bounds at both ends are left out. */
-export function histogram(label, counts, name) {
+/** The next of 1, 2, 5, 10, 20, ... */
+function above(value) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
+  return [1, 2, 5, 10].map((step) => step * power).find((top) => top >= value);
+}
+
+/** counts: [[upper bound, count]], the bounds called by `name(bound)`, the highest bar's count by `number(count)`. Empty
+ *  bounds at both ends are left out. */
+export function histogram(label, counts, name, number) {
   const filled = counts.map(([, count]) => count > 0);
   const from = Math.max(filled.indexOf(true) - 1, 0), to = Math.min(filled.lastIndexOf(true) + 2, counts.length);
   const shown = counts.slice(from, to);
@@ -44,7 +53,7 @@ export function histogram(label, counts, name) {
     bar.style.height = `${(100 * count) / most}%`;
     list.append(el("li", { title: `${name(bound)}: ${count}` }, bar, el("span", { class: "fr-bound", text: name(bound) }), el("span", { class: "fr-offscreen", text: String(count) })));
   }
-  return list;
+  return el("div", {}, el("div", { class: "fr-axis", text: number(most) }), list);
 }
 
 /** The value below which a share of all counts lies, as far as bounds tell; null where there are none. */

@@ -82,7 +82,7 @@ function settingRow(row, isOpen) {
     el("div", { class: "fr-row-head" },
       el("div", { class: "fr-row-name" }, el("strong", { text: row.name }), el("code", { class: "fr-value", text: shown(row.value, row) }), ...marks(row)),
       el("small", { text: t(`settings.applies.${row.applies}`) })),
-    el("p", { text: localized(row.help) }),
+    el("p", { text: helpWords(row) }),
     el("p", { class: "fr-quiet", text: facts.join(" · ") }),
     row.is_fixed ? el("p", { class: "fr-quiet", text: fixedWords(row) }) : editor(row, isOpen));
 }
@@ -98,6 +98,11 @@ function shown(value, row) {
   if (Array.isArray(value)) return value.join(", ") || t("settings.unset");
   if (typeof value === "boolean") return t(value ? "settings.on" : "settings.off");
   return String(value);
+}
+
+/** A flag that turns something off says what it does, not what the setting is. */
+function helpWords({ flag, help }) {
+  return flag.startsWith("--no-") ? `${flag}: ${localized(help)}` : localized(help);
 }
 
 function fixedWords(row) {
