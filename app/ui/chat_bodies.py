@@ -82,7 +82,8 @@ class KeptMeta(_Kept):
     model_id: str | None = None
     error: str = ""
     beside: str | None = None
-    sampling: dict[str, Any] = Field(default_factory=dict)
+    preset: PresetBody | None = None
+    sampling: SamplingBody = SamplingBody()
     finish_reason: str | None = None
     max_model_len: int | None = Field(default=None, ge=1)
     wait_s: float | None = None

@@ -154,8 +154,7 @@ class _Presets:
         return {"presets": [asdict(preset) for preset in presets]}
 
     async def save(self, body: PresetBody) -> dict[str, Any]:
-        fields = chosen(body)
-        preset = Preset(fields["name"], fields.get("system", ""), fields.get("sampling", {}))
+        preset = Preset(**chosen(body))
         await in_daemon_thread(lambda: self._book.kept.save_preset(preset))
         return asdict(preset)
 

@@ -1,39 +1,59 @@
 """From a chat in the history to the request for its next answer."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from app.chat.types import ChatRequest, Message, SamplingOptions
 from app.history.file_text import prompt_text
 from app.history.history import History
-from app.history.types import Chat, Node
+from app.history.types import Chat, Node, Preset
 
 NUM_LIKELIEST = 5  # tokens told at each place, where probabilities are asked
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one answer is made.
+
+    model_id  in place of the chat's own; "" leaves it
+    preset    in place of all settings of the chat
+    sampling  options over those
+    """
+
+    model_id: str = ""
+    preset: Preset | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    def kept(self) -> dict[str, Any]:
+        """As it is kept with the answer, beside the model's id."""
+        return {"sampling": self.sampling, **({"preset": asdict(self.preset)} if self.preset else {})}
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> "Way":
+        """That an answer was made in."""
+        preset = Preset(**{"system": "", "sampling": {}, **meta["preset"]}) if meta.get("preset") else None
+        return cls(meta.get("model_id") or "", preset, meta.get("sampling", {}))
+
+
 def request_for(
-    history: History,
-    chat: Chat,
-    path: Sequence[Node],
-    *,
-    model_id: str = "",
-    sampling: Mapping[str, Any] | None = None,
-    shows_probabilities: bool = False,
+    history: History, chat: Chat, path: Sequence[Node], way: Way | None = None, *, shows_probabilities: bool = False
 ) -> ChatRequest:
     """The answer that follows the last node of `path`, or goes on in it where that is an answer.
 
-    model_id, sampling  in place of the chat's own; options that are not named stay the chat's
     Reads the texts of attachments, so it blocks.
     """
-    options = {**chat.sampling, **(sampling or {})}
+    way = way or Way()
+    settings = way.preset or chat
+    options = {**settings.sampling, **way.sampling}
     is_begun = path[-1].role == "assistant" and bool(path[-1].text)
     if path[-1].role == "assistant" and not is_begun:
         path = path[:-1]
     return ChatRequest(
         request_id=f"page-{uuid4().hex}",
-        model=model_id or chat.model_id,
-        messages=_messages(history, chat.system, path),
+        model=way.model_id or chat.model_id,
+        messages=_messages(history, settings.system, path),
         sampling=_sampling(options, shows_probabilities),
         reasoning_effort=options.get("reasoning_effort"),
         continue_final_message=is_begun,

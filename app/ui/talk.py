@@ -14,10 +14,10 @@ from app.chat.types import ChatRequest
 from app.errors import AppError
 from app.history.book import Book
 from app.history.history import History
-from app.history.types import Chat, Node
+from app.history.types import Chat, Node, Preset
 from app.ui.answers import Answers
-from app.ui.chat_bodies import SamplingBody
-from app.ui.prompts import request_for
+from app.ui.chat_bodies import PresetBody, SamplingBody, chosen
+from app.ui.prompts import Way, request_for
 
 NUM_AT_ONCE = 40  # messages of a chat that are read at a time
 MAX_SIDE_BY_SIDE = 4
@@ -29,15 +29,15 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class Way(_Body):
-    """How one answer is made: a model and options in place of the chat's own."""
+class WayBody(_Body):
+    """How one answer is made (`app.ui.prompts.Way`)."""
 
     model_id: str = Field(default="", max_length=500)
+    preset: PresetBody | None = None
     sampling: SamplingBody = SamplingBody()
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.sampling.model_dump(exclude_none=True)
+    def way(self) -> Way:
+        return Way(self.model_id, Preset(**chosen(self.preset)) if self.preset else None, chosen(self.sampling))
 
 
 class Send(_Body):
@@ -55,7 +55,7 @@ class Send(_Body):
     is_version: bool = False
     text: str = Field(max_length=4_000_000)
     attachment_ids: list[str] = Field(default_factory=list)
-    ways: list[Way] = Field(default_factory=lambda: [Way()], min_length=1, max_length=MAX_SIDE_BY_SIDE)
+    ways: list[WayBody] = Field(default_factory=lambda: [WayBody()], min_length=1, max_length=MAX_SIDE_BY_SIDE)
     shows_probabilities: bool = False
 
 
@@ -63,7 +63,7 @@ class AnswerAgain(_Body):
     """node_id: the message of the user that is answered once more."""
 
     node_id: str
-    ways: list[Way] = Field(default_factory=lambda: [Way()], min_length=1, max_length=MAX_SIDE_BY_SIDE)
+    ways: list[WayBody] = Field(default_factory=lambda: [WayBody()], min_length=1, max_length=MAX_SIDE_BY_SIDE)
     shows_probabilities: bool = False
 
 
@@ -160,14 +160,8 @@ class _Talk:
             node = history.node(asked.node_id)
             if node.role != "assistant" or node.state not in _GOES_ON:
                 raise AppError(409, "cannot_go_on", "This answer is still being written.")
-            way = node.meta if "beside" in node.meta else {}  # made in a way of its own, and gone on with in that
-            request = request_for(
-                history,
-                history.chat(node.chat_id),
-                history.path(node.id),
-                model_id=way.get("model_id", ""),
-                sampling=way.get("sampling"),
-            )
+            way = Way.of(node.meta) if "beside" in node.meta else None  # gone on with as it was begun
+            request = request_for(history, history.chat(node.chat_id), history.path(node.id), way)
             node = replace(node, state="writing", reasoning=node.reasoning if node.text else "")
             history.write(node.id, reasoning=node.reasoning, state="writing")
             return node, request
@@ -199,22 +193,14 @@ class _Talk:
         """Begin the answers to a message of the user. What was being written in their place ends, so that nothing is
         written where no tab sees it.
         """
-        ways = asked.ways
+        ways = [each.way() for each in asked.ways]
         meta = {"beside": node.id} if len(ways) > 1 else {}
 
         def prepare() -> list[tuple[Node, ChatRequest]]:
             history = self._book.of(node.id)
             chat, path = history.chat(node.chat_id), history.path(node.id)
             requests = [
-                request_for(
-                    history,
-                    chat,
-                    path,
-                    model_id=way.model_id,
-                    sampling=way.options,
-                    shows_probabilities=asked.shows_probabilities,
-                )
-                for way in ways
+                request_for(history, chat, path, way, shows_probabilities=asked.shows_probabilities) for way in ways
             ]
             places = [
                 history.add(
@@ -222,7 +208,7 @@ class _Talk:
                     node.id,
                     "assistant",
                     state="writing",
-                    meta={**meta, "sampling": way.options, "model_id": request.model},
+                    meta={**meta, **way.kept(), "model_id": request.model},
                     is_shown=way is ways[0],
                 )
                 for way, request in zip(ways, requests, strict=True)

@@ -357,14 +357,18 @@ def test_a_stopped_answer_is_gone_on_with_where_it_ended(open_tab: Callable[...,
 def test_two_ways_are_answered_side_by_side_and_one_is_gone_on_with(open_tab: Callable[..., Tab], house: House) -> None:
     tab = open_tab()
     tab.press("Compare")
+    tab.page.get_by_label("Second settings").select_option("Creative")
     tab.page.get_by_label("Second temperature").fill("0.2")
     tab.send("count: 30 every 0.03 as n")
     expect(tab.page.locator(".fs-column")).to_have_count(2)
     expect(tab.finished).to_have_count(2)
-    assert {request.sampling.temperature for request in house.service.requests} == {None, 0.2}
+    assert {(each.sampling.temperature, each.sampling.min_p) for each in house.service.requests} == {
+        (None, None),
+        (0.2, 0.05),
+    }
     tab.shoot("compare")
     tab.press("Go on with this one")
-    expect(tab.page.locator('.fs-column[data-kept="true"]')).to_contain_text("Temperature 0.2")
+    expect(tab.page.locator('.fs-column[data-kept="true"]')).to_contain_text("Creative · Temperature 0.2")
     tab.send("say: on")
     expect(tab.finished).to_have_count(3)
     assert [message.role for message in house.service.requests[-1].messages] == ["user", "assistant", "user"]

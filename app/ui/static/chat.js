@@ -154,9 +154,9 @@ class Chat {
   /** Of answers side by side each is made again in its own way, unless two ways are chosen now. */
   async #again(node) {
     const ways = this.compare.ways();
-    const own = { model_id: node.meta.model_id ?? "", sampling: node.meta.sampling ?? {} };
+    const { model_id = "", preset = null, sampling = {} } = node.meta;
     const isOwn = node.meta.beside && ways.length === 1;
-    this.composer.tell(await this.#begin("ui/talk/again", { node_id: node.parent_id, ways: isOwn ? [own] : ways }));
+    this.composer.tell(await this.#begin("ui/talk/again", { node_id: node.parent_id, ways: isOwn ? [{ model_id, preset, sampling }] : ways }));
   }
 
   /** Send something that is answered; gives words where it was refused. */

@@ -1,5 +1,6 @@
 // What a chat asks of its model: its system prompt and sampling, from presets or typed. Kept with the chat.
 import { ask, el, Refused, setText, t } from "./core.js";
+import { readPresets } from "./presets.js";
 
 // [name, step, least, most]; an empty box leaves it to the model.
 const NUMBERS = [
@@ -8,11 +9,6 @@ const NUMBERS = [
   ["max_tokens", 1, 1, null], ["seed", 1, 0, null],
 ];
 const EFFORTS = ["none", "low", "medium", "high"];
-const OWN_PRESETS = [
-  { key: "settings_of.preset_model", sampling: {} },
-  { key: "settings_of.preset_precise", sampling: { temperature: 0.2, top_p: 0.9 } },
-  { key: "settings_of.preset_creative", sampling: { temperature: 1, min_p: 0.05 } },
-];
 
 class ChatSettings {
   #chat; #presets = [];
@@ -127,10 +123,9 @@ class ChatSettings {
   // -- presets
 
   async #readPresets() {
-    const { presets } = await ask("ui/presets");
-    this.#presets = [...OWN_PRESETS.map((preset) => ({ ...preset, system: "" })), ...presets];
+    this.#presets = await readPresets();
     this.preset.replaceChildren(el("option", { value: "", text: t("settings_of.preset_none"), disabled: true, selected: true }),
-      ...this.#presets.map((preset, i) => el("option", { value: String(i), text: preset.key ? t(preset.key) : preset.name })));
+      ...this.#presets.map((preset, i) => el("option", { value: String(i), text: preset.name })));
   }
 
   async #savePreset() {
@@ -140,14 +135,14 @@ class ChatSettings {
     await this.#try(async () => {
       await ask("ui/presets", { body: { name, ...this.#given() } });
       await this.#readPresets();
-      this.preset.value = String(this.#presets.findIndex((preset) => !preset.key && preset.name === name));
+      this.preset.value = String(this.#presets.findIndex((preset) => !preset.isBuiltIn && preset.name === name));
       this.presetName.value = "";
     });
   }
 
   async #deletePreset() {
     const preset = this.#presets[this.preset.value];
-    if (!preset || preset.key) return this.#tell(t("settings_of.choose_own"));
+    if (!preset || preset.isBuiltIn) return this.#tell(t("settings_of.choose_own"));
     await this.#try(async () => {
       await ask("ui/presets/delete", { body: { name: preset.name } });
       await this.#readPresets();

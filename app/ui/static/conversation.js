@@ -112,7 +112,7 @@ export class Conversation {
   /** Who makes, or made, one of the answers side by side, and with which settings. */
   #heading({ state, meta }) {
     const model = meta.model_id || (state === "writing" && this.#inHand) || t("chat.compare_own");
-    return [model, wayWords(meta.sampling)].filter(Boolean).join(" · ");
+    return [model, meta.preset?.name, wayWords(meta.sampling)].filter(Boolean).join(" · ");
   }
 
   /** The element of this name, with these children. */

@@ -264,14 +264,21 @@ def test_an_incognito_chat_never_gets_into_the_file(house: House) -> None:
 
 
 def test_an_answer_side_by_side_is_gone_on_with_in_its_own_way(house: House) -> None:
-    ways = [{}, {"model_id": "other", "sampling": {"temperature": 0.1}}]
-    chat_id, _ = house.say("count: 500 every 0.01 as n", ways=ways)
-    _, second = house.nodes(chat_id)[-1]["beside"]
+    """A preset takes the place of all settings of the chat; an option stands over both."""
+    chat = house.book.kept.create_chat(system="The chat's own.", sampling={"top_k": 7, "temperature": 1.5})
+    preset = {"name": "Mine", "system": "Be brief.", "sampling": {"top_p": 0.5, "temperature": 0.9}}
+    ways = [{}, {"model_id": "other", "preset": preset, "sampling": {"temperature": 0.1}}]
+    house.post("talk/send", chat_id=chat.id, text="count: 500 every 0.01 as n", ways=ways)
+    _, second = house.nodes(chat.id)[-1]["beside"]
     house.post("talk/stop", node_id=second["id"])
     house.post("talk/go_on", node_id=second["id"])
-    wait_until(lambda: house.nodes(chat_id)[-1]["beside"][1]["state"] == "done")
-    asked = house.service.requests[-1]
-    assert (asked.model, asked.sampling.temperature, asked.continue_final_message) == ("other", 0.1, True)
+    wait_until(lambda: house.nodes(chat.id)[-1]["beside"][1]["state"] == "done")
+    own, begun, gone_on = house.service.requests
+    assert (own.messages[0].content, own.sampling.top_k, own.sampling.temperature) == ("The chat's own.", 7, 1.5)
+    for asked in (begun, gone_on):
+        told = (asked.sampling.top_k, asked.sampling.top_p, asked.sampling.temperature)
+        assert (asked.model, asked.messages[0].content, told) == ("other", "Be brief.", (None, 0.5, 0.1))
+    assert gone_on.continue_final_message
 
 
 def test_probabilities_are_kept_beside_the_text_and_read_by_themselves(house: House) -> None:

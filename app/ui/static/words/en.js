@@ -171,6 +171,8 @@ export default {
   "chat.compare_note": "Your next message is answered twice, side by side: by this chat's model and settings, and by those chosen here.",
   "chat.compare_model": "Second model",
   "chat.compare_same": "the same model",
+  "chat.compare_settings": "Second settings",
+  "chat.compare_same_settings": "the same settings",
   "chat.compare_temperature": "Second temperature",
   "chat.compare_own": "This chat's model",
   "chat.compare_keep": "Go on with this one",

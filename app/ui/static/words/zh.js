@@ -170,6 +170,8 @@ export default {
   "chat.compare_note": "下一条消息会得到并排的两个回答：一个用此对话的模型和设置，另一个用这里选择的。",
   "chat.compare_model": "第二个模型",
   "chat.compare_same": "同一个模型",
+  "chat.compare_settings": "第二套设置",
+  "chat.compare_same_settings": "同样的设置",
   "chat.compare_temperature": "第二个温度",
   "chat.compare_own": "本对话的模型",
   "chat.compare_keep": "用这个继续",
