@@ -96,6 +96,66 @@ def test_a_deleted_chat_is_brought_back_by_undo_and_another_tab_stays_in_step(
     expect(tab.answers.last).to_contain_text("ROPE")
 
 
+def test_several_deletions_are_undone_each_and_a_draft_in_another_tab_is_not_lost(
+    open_tab: Callable[..., Tab],
+) -> None:
+    tab, other = open_tab(), open_tab()
+    _chat(other, "What RoPE is").click()
+    expect(other.answers).to_have_count(1)
+    other.box.fill("half a thought")
+    _choose(tab, "What RoPE is", "Delete")
+    _choose(tab, "Lifetimes in Rust", "Delete")
+    expect(_chat(tab, "Lifetimes in Rust")).to_have_count(0)
+    expect(other.page.get_by_text("This chat is not there any more.")).to_be_visible()
+    expect(other.box).to_have_value("half a thought")
+    told = tab.page.locator(".fs-chats-told")
+    told.locator("p", has_text="RoPE").get_by_role("button", name="Undo").click()
+    expect(_chat(tab, "What RoPE is")).to_be_focused()
+    expect(told).to_contain_text("Lifetimes in Rust")
+    told.get_by_role("button", name="Undo").click()
+    expect(_chat(tab, "Lifetimes in Rust")).to_be_visible()
+    expect(told).to_have_text("")
+
+
+def test_a_pinned_chat_in_a_folder_tells_both_in_both_places(open_tab: Callable[..., Tab], folder: Path) -> None:
+    history = History(folder / "history.db")
+    for chat in history.chats():
+        if "Lisbon" in chat.title:
+            history.change_chat(chat.id, folder="Travel", is_pinned=True)
+    history.close()
+    tab = open_tab()
+    pinned = tab.page.locator("#fs-sidebar section", has_text="A week in Lisbon")
+    in_folder = tab.page.locator("#fs-sidebar details", has_text="Travel")
+    expect(pinned.get_by_role("heading")).to_have_text("Pinned")
+    expect(pinned.get_by_role("link")).to_have_text("A week in LisbonTravel")
+    expect(in_folder.get_by_role("link")).to_have_text("A week in LisbonPinned")
+    in_folder.get_by_role("button", name="What to do with").click()
+    tab.page.get_by_role("menuitem", name="Rename").click()
+    expect(in_folder.get_by_label("Title")).to_be_focused()
+    tab.page.keyboard.type("Porto")
+    tab.page.keyboard.press("Enter")
+    expect(_chat(tab, "Porto")).to_have_count(2)
+    for _ in range(2):  # both are one step
+        tab.page.keyboard.press("Alt+ArrowDown")
+    expect(_chat(tab, "What RoPE is")).to_have_attribute("aria-current", "page")
+    tab.shoot("pinned-in-a-folder")
+
+
+def test_a_search_opens_a_chat_at_the_message_that_it_found(open_tab: Callable[..., Tab], folder: Path) -> None:
+    history = History(folder / "history.db")
+    chat, parent = history.create_chat("Long"), None
+    for number in range(120):
+        words = "the hidden treasure" if number == 3 else f"words {number}\n" * 8
+        parent = history.add(chat.id, parent, "assistant" if number % 2 else "user", words).id
+    history.close()
+    tab = open_tab()
+    tab.page.keyboard.press("Control+k")
+    tab.page.keyboard.type('"hidden treasure"')
+    expect(tab.page.locator("#fs-sidebar mark")).to_have_text(["hidden treasure"])
+    tab.page.keyboard.press("Enter")
+    expect(tab.answers.filter(has_text="hidden treasure")).to_be_in_viewport()
+
+
 def test_keys_search_and_switch_chats(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab()
     expect(_chat(tab, "Lifetimes in Rust")).to_be_visible()
@@ -275,6 +335,128 @@ def test_files_of_a_new_chat_do_not_follow_into_another(open_tab: Callable[..., 
     _chat(tab, "What RoPE is").click()
     expect(tab.answers.last).to_contain_text("ROPE")
     expect(tab.page.get_by_text("words.txt")).to_have_count(0)
+
+
+def test_a_chat_that_is_only_settings_is_listed_and_found_again(open_tab: Callable[..., Tab], house: House) -> None:
+    tab, other = open_tab(), open_tab()
+    tab.press("Chat settings")
+    tab.press("Save")  # nothing was chosen: nothing is kept
+    expect(tab.page.locator("#fs-chat-settings")).to_be_hidden()
+    assert house.book.kept.chats()[0].title == "What RoPE is"
+    tab.press("Chat settings")
+    tab.page.get_by_role("textbox", name="System prompt").fill("Be brief.")
+    tab.press("Save")
+    expect(_chat(tab, "New chat")).to_have_attribute("aria-current", "page")
+    expect(_chat(other, "New chat")).to_be_visible()
+    tab.page.reload()
+    _chat(tab, "What RoPE is").click()
+    expect(tab.answers).to_have_count(1)
+    _chat(tab, "New chat").click()
+    expect(_chat(tab, "New chat")).to_have_attribute("aria-current", "page")
+    tab.send("say: short")
+    expect(tab.finished.last).to_contain_text("short")
+    assert [message.content for message in house.service.requests[-1].messages] == ["Be brief.", "say: short"]
+
+
+def test_settings_changed_in_two_tabs_are_both_kept(open_tab: Callable[..., Tab], house: House) -> None:
+    tab, other = open_tab(), open_tab()
+    for each in (tab, other):
+        _chat(each, "What RoPE is").click()
+        expect(each.answers).to_have_count(1)
+        each.press("Chat settings")
+    tab.page.get_by_label("Temperature", exact=True).fill("0.5")
+    other.page.get_by_role("textbox", name="System prompt").fill("Be brief.")
+    for each in (tab, other):
+        each.press("Save")
+        expect(each.page.locator("#fs-chat-settings")).to_be_hidden()
+    (chat,) = (chat for chat in house.book.kept.chats() if chat.title == "What RoPE is")
+    assert (chat.system, chat.sampling) == ("Be brief.", {"temperature": 0.5})
+
+
+def test_of_two_tabs_that_send_at_once_one_gets_its_words_back(open_tab: Callable[..., Tab], house: House) -> None:
+    tab, other = open_tab(), open_tab()
+    for each in (tab, other):
+        _chat(each, "What RoPE is").click()
+        expect(each.answers).to_have_count(1)
+    held: list[Any] = []
+    other.page.route("**/ui/talk/send", lambda route: held.append(route))
+    other.send("say: from there")
+    wait_until(lambda: len(held) == 1 or other.page.wait_for_timeout(20))
+    tab.send("count: 300 every 0.02 as n")
+    expect(other.writing).to_have_count(1)
+    held[0].continue_()
+    expect(other.page.get_by_text("has gone on in another tab")).to_be_visible()
+    expect(other.box).to_have_value("say: from there")
+    expect(other.page.get_by_role("button", name="Version before")).to_have_count(0)
+    other.stop.click()  # from the tab that did not begin it
+    expect(tab.finished).to_have_count(2)
+    assert house.service.num_open == 0
+    other.complaints.clear()
+
+
+def test_what_is_not_sent_yet_outlives_a_reload_and_a_visit_elsewhere(
+    open_tab: Callable[..., Tab], house: House, tmp_path: Path
+) -> None:
+    for name in ("notes.txt", "bad.bin"):
+        (tmp_path / name).write_bytes(b"four words of note" if name == "notes.txt" else b"\0")
+    tab = open_tab()
+    files = tab.page.get_by_label("Attached files")
+    _chat(tab, "What RoPE is").click()
+    expect(tab.answers).to_have_count(1)
+    tab.page.locator('#fs-composer input[type="file"]').set_input_files([tmp_path / "notes.txt", tmp_path / "bad.bin"])
+    expect(files).to_contain_text("tokens")
+    tab.box.fill("say: read them")
+    _chat(tab, "A week in Lisbon").click()
+    expect(files).to_be_hidden()
+    expect(tab.box).to_have_value("")
+    _chat(tab, "What RoPE is").click()
+    expect(files.locator("li")).to_have_count(2)
+    tab.page.reload()
+    expect(tab.box).to_have_value("say: read them")
+    expect(files.locator("li").first).to_contain_text("tokens")
+    expect(files).to_contain_text("zero bytes")
+    tab.press("Remove bad.bin")
+    tab.box.press("Enter")
+    expect(tab.finished.last).to_contain_text("read them")
+    assert "four words of note" in house.service.requests[-1].messages[-1].content
+    tab.page.reload()
+    expect(tab.answers).to_have_count(2)
+    expect(files).to_be_hidden()
+    tab.complaints.clear()
+
+
+def test_a_long_refusal_leaves_the_name_of_its_file_to_be_read(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    tab = open_tab()
+    tab.page.set_viewport_size({"width": 360, "height": 700})
+    name = "quarterly-report-with-a-long-name.bin"
+    (tmp_path / name).write_bytes(b"\xff\0")
+    tab.page.locator('#fs-composer input[type="file"]').set_input_files(tmp_path / name)
+    chip = tab.page.get_by_label("Attached files").locator("li")
+    expect(chip).to_contain_text("Save it as UTF-8")
+    shown, told = chip.locator(".fs-attached-name"), chip.locator(".fs-note")
+    for part in (shown, told):
+        assert part.evaluate("e => e.scrollWidth <= e.clientWidth && e.getBoundingClientRect().right <= innerWidth")
+    assert shown.bounding_box()["width"] > 150 and told.bounding_box()["y"] > shown.bounding_box()["y"]
+    tab.shoot("attachment-refused-360")
+    tab.complaints.clear()
+
+
+def test_an_incognito_chat_stays_one_over_a_reload_and_its_words_get_into_no_storage(
+    open_tab: Callable[..., Tab], tmp_path: Path
+) -> None:
+    (tmp_path / "secret.txt").write_text("hush")
+    tab = open_tab()
+    tab.press("Incognito")
+    tab.box.fill("a secret")
+    tab.page.locator('#fs-composer input[type="file"]').set_input_files(tmp_path / "secret.txt")
+    expect(tab.page.get_by_label("Attached files")).to_contain_text("tokens")
+    assert "secret" not in tab.page.evaluate("JSON.stringify([{...sessionStorage}, {...localStorage}])")
+    tab.page.get_by_role("link", name="Models", exact=True).click()
+    tab.page.get_by_role("link", name="Chat", exact=True).click()
+    expect(tab.box).to_have_value("a secret")
+    expect(tab.page.locator("#fs-incognito-note")).to_be_visible()
+    tab.page.reload()
+    expect(tab.page.locator("#fs-incognito-note")).to_be_visible()
 
 
 def test_settings_belong_to_the_chat_that_they_were_opened_for(open_tab: Callable[..., Tab], folder: Path) -> None:

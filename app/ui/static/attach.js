@@ -1,9 +1,14 @@
 // Files beside a message: chosen, dropped or pasted; read and counted by the server; sent along by their ids.
 import { ask, el, live, Refused, setText, t } from "./core.js";
+import { draftOf, keepDraft } from "./drafts.js";
+
+const MAX_BYTES = 32 * 2 ** 20; // the server takes no more (app/history/file_text.py)
 
 class Attachments {
-  #tray; #chat; #visit;
-  #files = []; // { name, id, numTokens, element, told, reading }: id is null until the server has read it
+  #tray; #chat; #visit; #chatId;
+  // { name, id, numTokens, refusal, element, told, reading }: id is null until the server has read it
+  #files = [];
+  #filesOf = new Map(); // chat id -> its files that are not sent, those of the open one too
   #room = null; // tokens of context of the model in hand
   #modelId = null;
 
@@ -20,6 +25,7 @@ class Attachments {
     this.#takeFrom(dropOn);
     live.watch("status", (event) => this.#watchModel(event));
     chat.onChange(() => this.#chatChanged());
+    this.#open(idOf(chat));
   }
 
   /** Of all files, once the server has read and counted them. Throws Refused where one could not be read, as none is
@@ -38,32 +44,67 @@ class Attachments {
 
   /** These went along with a message. */
   sent(ids) {
-    this.#files = this.#files.filter((file) => !ids.includes(file.id));
-    this.#draw();
+    for (const [chatId, files] of this.#filesOf) this.#keep(chatId, files.filter((file) => !ids.includes(file.id)));
   }
 
   add(files) {
-    for (const file of files) {
-      const entry = { name: file.name, id: null, numTokens: null };
-      entry.told = el("span", { class: "fs-note", text: t("attach.reading") });
-      entry.element = this.#chip(entry);
-      entry.reading = this.#read(file, entry);
-      this.#files = [...this.#files, entry];
-    }
+    const added = files.map((file) => this.#entry(file.name, (entry) => this.#read(file, entry)));
+    this.#keep(this.#chatId, [...this.#files, ...added]);
+  }
+
+  /** read(entry) has the server tell of it. */
+  #entry(name, read, id = null) {
+    const entry = { name, id, numTokens: null, refusal: "" };
+    entry.told = el("span", { class: "fs-note", text: t("attach.reading") });
+    entry.element = this.#chip(entry);
+    entry.reading = read(entry);
+    return entry;
+  }
+
+  /** These are the files of this chat now. */
+  #keep(chatId, files) {
+    this.#filesOf.set(chatId, files);
+    keepDraft("files", chatId, files.map(({ name, id, refusal }) => ({ name, id, refusal })));
+    if (chatId !== this.#chatId) return;
+    this.#files = files;
     this.#draw();
   }
 
+  #keepAll() {
+    for (const [chatId, files] of this.#filesOf) this.#keep(chatId, files);
+  }
+
   async #read(file, entry) {
+    if (file.size > MAX_BYTES) return this.#refuse(entry, t("attach.too_large", { most: MAX_BYTES / 2 ** 20 }));
     try {
       const query = `name=${encodeURIComponent(file.name)}&is_incognito=${this.#chat.isIncognito}`;
       entry.id = (await ask(`ui/attachments?${query}`, { body: file })).id;
+      this.#keepAll();
       await this.#count(entry);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      entry.element.classList.add("fs-error");
-      entry.element.setAttribute("role", "alert");
-      setText(entry.told, error.message);
+      this.#refuse(entry, error.message);
     }
+  }
+
+  /** One that was attached before the page was loaded again. */
+  #restored({ name, id, refusal }) {
+    return this.#entry(name, async (entry) => {
+      await null; // until it is whole
+      if (!id) return this.#refuse(entry, refusal || t("attach.interrupted"));
+      await this.#count(entry).catch((error) => {
+        if (error.status === 404) entry.id = null; // too long ago: the server has forgotten it
+        this.#refuse(entry, error.message);
+      });
+    }, id);
+  }
+
+  #refuse(entry, words) {
+    entry.refusal = words;
+    entry.element.classList.add("fs-error");
+    entry.element.setAttribute("role", "alert");
+    setText(entry.told, words);
+    this.#keepAll();
   }
 
   async #count(entry) {
@@ -83,8 +124,7 @@ class Attachments {
 
   #chip(entry) {
     const remove = el("button", { type: "button", class: "fs-icon", text: "×", "aria-label": t("attach.remove", { name: entry.name }), on: { click: () => {
-      this.#files = this.#files.filter((each) => each !== entry);
-      this.#draw();
+      this.#keep(this.#chatId, this.#files.filter((each) => each !== entry));
     } } });
     return el("li", {}, el("span", { class: "fs-attached-name", text: entry.name, title: entry.name }), entry.told, remove);
   }
@@ -104,11 +144,23 @@ class Attachments {
     for (const entry of this.#files.filter((each) => each.id)) this.#count(entry).catch(() => this.#say(entry));
   }
 
-  /** What was attached belongs to the chat that it was attached in. */
+  /** What was attached belongs to the chat that it was attached in, also where that gets its id now. */
   #chatChanged() {
-    if (this.#chat.visit === this.#visit) return;
+    const chatId = idOf(this.#chat);
+    if (chatId === this.#chatId) return;
+    const isBegun = this.#chat.visit === this.#visit;
+    const [before, files] = [this.#chatId, this.#files];
     this.#visit = this.#chat.visit;
-    this.#files = [];
+    this.#open(chatId);
+    if (!isBegun) return;
+    this.#keep(before, []);
+    this.#keep(chatId, files);
+  }
+
+  #open(chatId) {
+    this.#chatId = chatId;
+    this.#files = this.#filesOf.get(chatId) ?? draftOf("files", chatId, []).map((kept) => this.#restored(kept));
+    this.#filesOf.set(chatId, this.#files);
     this.#draw();
   }
 
@@ -127,6 +179,11 @@ class Attachments {
       this.add(files);
     });
   }
+}
+
+/** What drafts of the open chat go by; new ones have no id yet. */
+function idOf(chat) {
+  return chat.current() ?? (chat.isIncognito ? "incognito-" : "");
 }
 
 /** tools: where the button goes. tray: where the files are shown. dropOn: what files can be dropped and pasted on.

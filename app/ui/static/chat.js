@@ -13,7 +13,11 @@ import { button } from "./messages.js";
 import { progressWords } from "./model_choice.js";
 import { showChat } from "./title.js";
 
+const NEW_INCOGNITO = "incognito"; // in the address, before its first message
+const MAX_EARLIER = 100; // pages of a chat that are read to get to a message that was searched
+
 class Chat {
+  #sought = null; // { chatId, nodeId }: the message that the chat is being opened at
   #id = null; // of the open chat; null before its first message
   #visit = 0; // counts the chats that were opened, since a new one has no id
   #isIncognito = false;
@@ -53,6 +57,11 @@ class Chat {
     return this.#isIncognito;
   }
 
+  /** Where a reload opens it again. */
+  get address() {
+    return this.#id || this.#isIncognito ? `#/chat/${this.#id ?? NEW_INCOGNITO}` : "#/chat";
+  }
+
   /** Another number for each chat that is opened: the same while a new one gets its id. */
   get visit() {
     return this.#visit;
@@ -71,10 +80,30 @@ class Chat {
     this.#isIncognito = chatId ? chatId.startsWith("incognito-") : isIncognito;
     this.composer.belongsTo(chatId ?? (isIncognito ? "incognito-" : ""));
     this.#draw([]);
-    if (chatId) await this.reload();
     this.#tell();
+    if (chatId) await this.reload();
     this.conversation.toEnd();
     this.composer.focus();
+    await this.#showSought();
+  }
+
+  /** Open the chat at this message. */
+  async openAt(chatId, nodeId) {
+    this.#sought = { chatId, nodeId };
+    if (chatId !== this.#id) location.hash = `#/chat/${chatId}`;
+    else {
+      await this.reload();
+      await this.#showSought();
+    }
+  }
+
+  async #showSought() {
+    const { chatId, nodeId } = this.#sought ?? {};
+    this.#sought = null;
+    for (let asked = 0; nodeId && asked < MAX_EARLIER; asked += 1) {
+      if (chatId !== this.#id || this.conversation.lookAt(nodeId) || !this.#nodes[0]?.parent_id) return;
+      await this.#showEarlier(this.#nodes[0]);
+    }
   }
 
   /** The chat of a visit has changed from here. A new one has its id now: what is in the message box and beside it stays.
@@ -278,8 +307,11 @@ class Chat {
   }
 
   #gone() {
-    this.open(null);
-    history.replaceState(null, "", "#/chat");
+    const text = this.composer.text; // nobody who goes on writing loses it
+    this.composer.text = "";
+    this.open(null, { isIncognito: this.#isIncognito });
+    this.composer.text = [this.composer.text, text].filter(Boolean).join("\n");
+    history.replaceState(null, "", this.address);
     this.composer.tell(t("chat.gone"));
   }
 
@@ -355,9 +387,10 @@ export function start(root) {
   startSettings(root.querySelector("#fs-talk-tools"), chat);
   startList(root.querySelector("#fs-sidebar"), chat);
   const begin = (isIncognito) => {
-    if (!root.hidden) history.pushState(null, "", "#/chat");
-    else location.hash = "#/chat"; // from another room: this one is to be shown as well
+    const isHere = !root.hidden;
     chat.open(null, { isIncognito });
+    if (isHere) history.pushState(null, "", chat.address);
+    else location.hash = chat.address; // from another room: this one is to be shown as well
   };
   root.querySelector("#fs-new").addEventListener("click", () => begin(false));
   root.querySelector("#fs-incognito").addEventListener("click", () => begin(true));
@@ -372,8 +405,12 @@ export function closed() {
 
 /** rest: the chat's id, or nothing: a new chat, or, on the way back from another room, the one that was open. */
 export function opened(rest) {
-  const isBack = wasLeft && !rest && chat.current();
+  const isBack = wasLeft && !rest;
   wasLeft = false;
-  if (isBack) return history.replaceState(null, "", `#/chat/${chat.current()}`);
+  if (isBack) {
+    history.replaceState(null, "", chat.address);
+    return chat.composer.focus();
+  }
+  if (rest === NEW_INCOGNITO) return chat.open(null, { isIncognito: true });
   if (!rest || rest !== chat.current()) return chat.open(rest || null);
 }

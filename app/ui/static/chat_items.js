@@ -3,13 +3,12 @@ import { el, t } from "./core.js";
 
 const DAY_MS = 86_400_000;
 
-/** [[name, isFolder, chats], ...]: pinned ones, folders by name, the others by the day of their last message. The name
- *  of a group that is no folder is a key of the page's words. */
+/** [[name, isFolder, chats], ...]: pinned ones, folders by name, the others by the day of their last message. A pinned
+ *  chat is in its folder, too. The name of a group that is no folder is a key of the page's words. */
 export function groupsOf(chats, now = Date.now()) {
   const pinned = chats.filter((chat) => chat.is_pinned);
-  const rest = chats.filter((chat) => !chat.is_pinned);
-  const folders = Map.groupBy(rest.filter((chat) => chat.folder), (chat) => chat.folder);
-  const days = Map.groupBy(rest.filter((chat) => !chat.folder), (chat) => dayOf(chat.updated_at * 1000, now));
+  const folders = Map.groupBy(chats.filter((chat) => chat.folder), (chat) => chat.folder);
+  const days = Map.groupBy(chats.filter((chat) => !chat.folder && !chat.is_pinned), (chat) => dayOf(chat.updated_at * 1000, now));
   return [
     ...(pinned.length ? [["chats.pinned", false, pinned]] : []),
     ...[...folders].sort(([a], [b]) => a.localeCompare(b)).map(([name, inside]) => [name, true, inside]),
@@ -24,12 +23,17 @@ function dayOf(time, now) {
   return time >= midnight - 7 * DAY_MS ? "chats.week" : "chats.older";
 }
 
-/** onMenu(button) opens what can be done with it. */
-export function item(chat, onMenu) {
+/** Of a pinned chat in a folder each of both places names the other. onMenu(button) opens what can be done with it. */
+export function item(chat, isInFolder, onMenu) {
   const title = chat.title || t("chats.untitled");
+  const place = isInFolder ? "folder" : "list";
+  const other = isInFolder ? chat.is_pinned && t("chats.pinned") : chat.folder;
   const menu = el("button", { type: "button", class: "fs-icon fs-chat-menu", text: "⋯", "aria-label": t("chats.menu_of", { title }),
-    "aria-haspopup": "menu", data: { key: `menu-${chat.id}` }, on: { click: () => onMenu(menu) } });
-  return el("li", {}, link(chat, title), menu);
+    "aria-haspopup": "menu", data: { key: `menu-${place}-${chat.id}` }, on: { click: () => onMenu(menu) } });
+  const shown = link(chat, "");
+  shown.dataset.key = `${place}-${chat.id}`;
+  shown.append(el("span", { class: "fs-chat-title", text: title }), other ? el("span", { class: "fs-chat-mark", text: other }) : "");
+  return el("li", {}, shown, menu);
 }
 
 /** words: what was searched, in lower case; they are marked. onOpen(event) is a click. */

@@ -13,6 +13,7 @@ const EFFORTS = ["none", "low", "medium", "high"];
 class ChatSettings {
   #chat; #presets = [];
   #chatId = null; // of the chat that the dialog was opened for; null for a new one
+  #opened = null; // what was in the boxes then
   #numbers = new Map();
 
   constructor(tools, chat) {
@@ -75,17 +76,18 @@ class ChatSettings {
     }
     if (visit !== this.#chat.visit) return;
     this.#chatId = chatId;
+    this.#opened = this.#given();
     this.presetName.value = "";
     this.dialog.showModal();
   }
 
   async #submit(event) {
     event.preventDefault();
-    const chatId = this.#chatId;
-    const settings = { ...this.#given(), model_id: this.model.value };
-    const kept = await this.#try(() => chatId
-      ? ask(`ui/chats/${chatId}`, { body: settings })
-      : ask("ui/chats", { body: { ...settings, is_incognito: this.#chat.isIncognito } }));
+    const [chatId, opened, given] = [this.#chatId, this.#opened, this.#given()];
+    if (!chatId && isSame(opened, given)) return this.dialog.close(); // nothing is no reason for a chat
+    const kept = await this.#try(async () => chatId
+      ? ask(`ui/chats/${chatId}`, { body: changed(opened, given, await ask(`ui/chats/${chatId}`)) })
+      : ask("ui/chats", { body: { ...given, is_incognito: this.#chat.isIncognito } }));
     if (!kept) return;
     this.dialog.close();
     if (!chatId) await this.#chat.begun(kept.id);
@@ -113,7 +115,7 @@ class ChatSettings {
   #given() {
     const numbers = [...this.#numbers].filter(([, box]) => box.value !== "").map(([name, box]) => [name, box.valueAsNumber]);
     const stop = this.stop.value.split("\n").filter(Boolean).map((line) => line.replace(/\\(n|\\)/g, (_, c) => (c === "n" ? "\n" : "\\")));
-    return { system: this.system.value, sampling: {
+    return { system: this.system.value, model_id: this.model.value, sampling: {
       ...Object.fromEntries(numbers),
       ...(stop.length ? { stop } : {}),
       ...(this.effort.value ? { reasoning_effort: this.effort.value } : {}),
@@ -133,7 +135,8 @@ class ChatSettings {
     if (!name) return this.#tell(t("settings_of.name_first"));
     if (!this.form.reportValidity()) return;
     await this.#try(async () => {
-      await ask("ui/presets", { body: { name, ...this.#given() } });
+      const { system, sampling } = this.#given();
+      await ask("ui/presets", { body: { name, system, sampling } });
       await this.#readPresets();
       this.preset.value = String(this.#presets.findIndex((preset) => !preset.isBuiltIn && preset.name === name));
       this.presetName.value = "";
@@ -165,6 +168,22 @@ class ChatSettings {
       return null;
     }
   }
+}
+
+/** What was changed in the boxes, on top of what the chat asks by now: another tab may have changed other ones. */
+function changed(opened, given, now) {
+  const one = (before, after, current) => (isSame(before, after) ? current : after);
+  const names = new Set([opened, given, now].flatMap(({ sampling }) => Object.keys(sampling)));
+  const sampling = [...names].map((name) => [name, one(opened.sampling[name], given.sampling[name], now.sampling[name])]);
+  return {
+    system: one(opened.system, given.system, now.system),
+    model_id: one(opened.model_id, given.model_id, now.model_id),
+    sampling: Object.fromEntries(sampling.filter(([, value]) => value !== undefined)),
+  };
+}
+
+function isSame(one, other) {
+  return JSON.stringify(one) === JSON.stringify(other);
 }
 
 function labelled(key, box) {

@@ -6,6 +6,7 @@ import { Menu } from "./menu.js";
 
 const AT_ONCE = 100; // chats that are read at a time
 const TYPED_MS = 150; // after the last letter a search begins
+const MAX_IMPORT_BYTES = 256 * 2 ** 20; // the server takes no more (app/ui/chats.py)
 const UNDO_MS = 12_000; // that "Undo" stays; the server keeps what was deleted for some minutes
 
 class ChatList {
@@ -103,7 +104,7 @@ class ChatList {
   #drawGroups() {
     if (this.#chats.length === 0) return [el("p", { class: "fs-note", text: t("chats.none") })];
     return groupsOf(this.#chats).map(([name, isFolder, chats]) => {
-      const items = el("ul", {}, ...chats.map((chat) => item(chat, (button) => this.#openMenu(button, chat))));
+      const items = el("ul", {}, ...chats.map((chat) => item(chat, isFolder, (button) => this.#openMenu(button, chat))));
       if (!isFolder) return el("section", {}, el("h2", { text: t(name) }), items);
       const closed = recall("closedFolders", []);
       const toggled = (event) => remember("closedFolders", event.target.open
@@ -122,7 +123,7 @@ class ChatList {
     if (event.ctrlKey || event.metaKey || event.shiftKey || !nodeId) return; // the browser follows the link itself
     event.preventDefault();
     await this.#try(() => ask("ui/talk/turn", { body: { node_id: nodeId } })); // it may be on a branch that is not shown
-    location.hash = `#/chat/${chat.id}`;
+    await this.#chat.openAt(chat.id, nodeId);
   }
 
   #mark() {
@@ -132,17 +133,19 @@ class ChatList {
     }
   }
 
+  /** One a chat: a pinned one is in its folder, too. */
   #links() {
-    return [...this.list.querySelectorAll("a[data-id]")].filter((link) => link.checkVisibility());
+    const links = [...this.list.querySelectorAll("a[data-id]")].filter((link) => link.checkVisibility());
+    return links.filter((link, at) => links.findIndex((each) => each.dataset.id === link.dataset.id) === at);
   }
 
   // -- what can be done with a chat
 
   #openMenu(button, chat) {
     this.menu.open(button, [
-      [t("chats.rename"), () => this.#rename(chat)],
+      [t("chats.rename"), () => this.#rename(chat, button)],
       [t(chat.is_pinned ? "chats.unpin" : "chats.pin"), () => this.#change(chat, { is_pinned: !chat.is_pinned })],
-      [t("chats.move"), () => this.#move(chat)],
+      [t("chats.move"), () => this.#move(chat, button)],
       [t("chats.export_json"), () => save(`ui/chats/export?form=json&ids=${chat.id}`)],
       [t("chats.export_markdown"), () => save(`ui/chats/export?form=markdown&ids=${chat.id}`)],
       [t("chats.delete"), () => this.#delete(chat)],
@@ -161,17 +164,18 @@ class ChatList {
     return this.#try(() => ask(`ui/chats/${chat.id}`, { body: changes }).then(() => this.read()));
   }
 
-  #rename(chat) {
-    this.#writeInPlace(chat, chat.title, "chats.rename_label", [], (title) => title && this.#change(chat, { title }));
+  #rename(chat, button) {
+    this.#writeInPlace(chat, button, chat.title, "chats.rename_label", [], (title) => title && this.#change(chat, { title }));
   }
 
-  #move(chat) {
-    this.#writeInPlace(chat, chat.folder, "chats.move_label", this.#folders, (folder) => this.#change(chat, { folder }));
+  #move(chat, button) {
+    this.#writeInPlace(chat, button, chat.folder, "chats.move_label", this.#folders, (folder) => this.#change(chat, { folder }));
   }
 
   /** A box in place of the chat's link: Enter takes what is written, Escape leaves all as it was. */
-  #writeInPlace(chat, value, key, known, take) {
-    const link = this.#links().find((each) => each.dataset.id === chat.id);
+  #writeInPlace(chat, button, value, key, known, take) {
+    const link = this.list.querySelector(`[data-key="${button.dataset.key}"]`)?.previousElementSibling; // drawn anew since
+    if (!link) return;
     const names = el("datalist", { id: "fs-folders" }, ...known.map((name) => el("option", { value: name })));
     const box = el("input", { type: "text", class: "fs-chats-box", maxlength: "80", "aria-label": t(key), placeholder: t(key), list: "fs-folders" });
     box.value = value;
@@ -200,15 +204,16 @@ class ChatList {
     if (wasOpen) location.hash = "#/chat";
     const told = await this.#try(() => ask(`ui/chats/${chat.id}/delete`, { body: {} }));
     if (!told) return;
-    const undo = el("button", { type: "button", class: "fs-quiet", text: t("chats.undo"), on: { click: () => this.#restore(chat, wasOpen) } });
-    this.#tell(t("chats.deleted", { title: chat.title }), undo);
+    const undo = el("button", { type: "button", class: "fs-quiet", text: t("chats.undo"), on: { click: () => this.#restore(chat, wasOpen, line) } });
+    const line = this.#tell(t("chats.deleted", { title: chat.title || t("chats.untitled") }), undo);
     await this.read();
     undo.focus(); // the chat's own button is gone
   }
 
-  async #restore(chat, wasOpen) {
+  /** line: that told of the deletion. Those of other chats stay. */
+  async #restore(chat, wasOpen, line) {
     if (!(await this.#try(() => ask(`ui/chats/${chat.id}/restore`, { body: {} })))) return;
-    this.told.replaceChildren();
+    line.remove();
     await this.read();
     this.#links().find((link) => link.dataset.id === chat.id)?.focus();
     if (wasOpen) location.hash = `#/chat/${chat.id}`;
@@ -219,6 +224,10 @@ class ChatList {
     this.file.value = "";
     let count = 0, refusals = [];
     for (const file of files) {
+      if (file.size > MAX_IMPORT_BYTES) {
+        refusals.push(t("chats.too_large", { name: file.name, most: MAX_IMPORT_BYTES / 2 ** 20 }));
+        continue;
+      }
       try {
         count += (await ask("ui/chats/import", { body: file })).chats.length;
       } catch (error) {
@@ -234,20 +243,24 @@ class ChatList {
 
   // -- what is told
 
-  /** For a while, below the list. */
+  /** For a while, below the list and below what was told before. Gives the line. */
   #tell(words, ...more) {
     const line = el("p", {}, words, " ", ...more);
-    this.told.replaceChildren(line);
+    this.told.append(line);
+    line.scrollIntoView({ block: "nearest" });
     setTimeout(() => {
       if (line.contains(document.activeElement)) this.search.focus();
       line.remove();
     }, UNDO_MS);
+    return line;
   }
 
   #alert(words) {
     const close = el("button", { type: "button", class: "fs-icon", text: "×", "aria-label": t("chats.dismiss"), on: { click: () => line.remove() } });
     const line = el("div", { class: "fs-error", role: "alert" }, el("span", { text: words }), close);
-    this.told.replaceChildren(line);
+    this.told.querySelector(".fs-error")?.remove();
+    this.told.append(line);
+    line.scrollIntoView({ block: "nearest" });
   }
 
   async #try(work) {

@@ -1,7 +1,6 @@
 // The message box: grows with its text, sends with Enter, turns its button into Stop while an answer is written.
 import { el, setText, t } from "./core.js";
-
-const DRAFT = "fireside.draft."; // in sessionStorage, which is each tab's own: a draft outlives a reload
+import { draftOf, keepDraft } from "./drafts.js";
 
 export class Composer {
   #form; #box; #button; #told; #chatId = "";
@@ -48,7 +47,7 @@ export class Composer {
   belongsTo(chatId) {
     if (chatId === this.#chatId) return;
     this.#chatId = chatId;
-    this.#box.value = sessionStorage.getItem(DRAFT + chatId) ?? "";
+    this.#box.value = draftOf("text", chatId, "");
     this.#fit();
     this.tell(this.#toldLater.get(chatId) ?? "");
     this.#toldLater.delete(chatId);
@@ -56,7 +55,7 @@ export class Composer {
 
   /** The draft of a chat that has just been begun stays with it. */
   renamed(chatId) {
-    sessionStorage.removeItem(DRAFT + this.#chatId);
+    keepDraft("text", this.#chatId, "");
     this.#chatId = chatId;
     this.#typed();
   }
@@ -69,13 +68,13 @@ export class Composer {
 
   #typed() {
     this.#fit();
-    keep(this.#chatId, this.#box.value);
+    keepDraft("text", this.#chatId, this.#box.value);
   }
 
   /** A refused message is the draft of its own chat again, which is not open any more. */
   #giveBack(chatId, text, refusal) {
-    const draft = sessionStorage.getItem(DRAFT + chatId);
-    keep(chatId, draft ? `${text}\n${draft}` : text);
+    const draft = draftOf("text", chatId, "");
+    keepDraft("text", chatId, draft ? `${text}\n${draft}` : text);
     this.#toldLater.set(chatId, refusal);
   }
 
@@ -107,11 +106,4 @@ export class Composer {
     this.text = this.text ? `${text}\n${this.text}` : text;
     this.tell(refusal);
   }
-}
-
-function keep(chatId, draft) {
-  try {
-    if (draft) sessionStorage.setItem(DRAFT + chatId, draft);
-    else sessionStorage.removeItem(DRAFT + chatId);
-  } catch { /* a draft too long to keep lasts until the next reload */ }
 }

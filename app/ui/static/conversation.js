@@ -80,6 +80,16 @@ export class Conversation {
     this.#coming.clear();
   }
 
+  /** Bring a message into sight; false where it is not among those that are drawn. */
+  lookAt(nodeId) {
+    const view = this.#views.get(nodeId);
+    if (!view) return false;
+    this.#follows = false;
+    view.element.scrollIntoView({ block: "start" });
+    this.#lastTop = this.#pane.scrollTop;
+    return true;
+  }
+
   /** Follow the end again: the reader has sent something. */
   toEnd() {
     this.#follows = true;
