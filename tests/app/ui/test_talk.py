@@ -270,6 +270,7 @@ def test_an_answer_side_by_side_is_gone_on_with_in_its_own_way(house: House) -> 
     ways = [{}, {"model_id": "other", "preset": preset, "sampling": {"temperature": 0.1}}]
     house.post("talk/send", chat_id=chat.id, text="count: 500 every 0.01 as n", ways=ways)
     _, second = house.nodes(chat.id)[-1]["beside"]
+    wait_until(lambda: bool(house.book.kept.node(second["id"]).text))
     house.post("talk/stop", node_id=second["id"])
     house.post("talk/go_on", node_id=second["id"])
     wait_until(lambda: house.nodes(chat.id)[-1]["beside"][1]["state"] == "done")
