@@ -1,6 +1,6 @@
 """Files that a person attaches -> text for a prompt. What cannot be read as a whole is refused, never cut.
 
-Text is UTF-8, or UTF-16 with its mark. PDF is read in a process of its own: it takes seconds of Python, which answers
+Text is UTF-8, or UTF-16 or UTF-32 with its mark. PDF is read in a process of its own: it takes seconds of Python, which answers
 in progress would feel, and a hostile one may take for ever.
 """
 
@@ -16,7 +16,10 @@ MAX_FILE_BYTES = 32 << 20
 MAX_CHARS = 2_000_000  # some 500,000 tokens: more than models of 24 GB have room for
 PDF_TIMEOUT_S = 60.0
 _ROOT = Path(__file__).parents[2]
-_MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"", "utf-8-sig"))
+_MARKS = (
+    *((b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32")),
+    *((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"", "utf-8-sig")),
+)
 
 
 def text_of(name: str, body: bytes) -> tuple[str, str]:

@@ -31,7 +31,8 @@ _WORDS = b"BT /F 12 Tf (Words in a PDF) Tj ET"
 def test_text_of_any_kind_is_read_whole() -> None:
     assert text_of("a.py", b"print(1)\r\nprint(2)\n") == ("text", "print(1)\nprint(2)\n")
     assert text_of("a.txt", "\ufeffgrün".encode()) == ("text", "grün")
-    assert text_of("a.txt", "grün 你好".encode("utf-16")) == ("text", "grün 你好")
+    for encoding in ("utf-16", "utf-32"):
+        assert text_of("a.txt", "grün 你好".encode(encoding)) == ("text", "grün 你好")
 
 
 def test_a_pdf_gives_its_text() -> None:
