@@ -1,7 +1,7 @@
 """Files that a person attaches -> text for a prompt. What cannot be read as a whole is refused, never cut.
 
-Text is UTF-8, or UTF-16 or UTF-32 with its mark. PDF is read in a process of its own: it takes seconds of Python, which answers
-in progress would feel, and a hostile one may take for ever.
+Text is UTF-8, or UTF-16 or UTF-32 with its mark. PDF is read in a process of its own: it takes seconds of Python, which
+answers in progress would feel, and a hostile one may take for ever.
 """
 
 import re

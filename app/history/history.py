@@ -87,18 +87,23 @@ class History:
         with self._database.reading() as db:
             return _chat(db, chat_id)
 
-    def chats(self, *, folder: str | None = None, limit: int = 100, offset: int = 0) -> list[Chat]:
+    def chats(
+        self, *, folder: str | None = None, is_placed: bool | None = None, limit: int = 100, offset: int = 0
+    ) -> list[Chat]:
         """Pinned ones first, then by their last message; not those that nothing was said or chosen in.
 
-        folder  None takes all
+        folder     None takes all
+        is_placed  only those that are pinned or in a folder, or only those that are neither; None takes both
         """
         sql = f"""
             SELECT {rows.CHAT} FROM chats
             WHERE deleted_at IS NULL AND NOT {rows.IS_EMPTY} AND (:folder IS NULL OR folder = :folder)
+                AND (:is_placed IS NULL OR (is_pinned OR folder <> '') = :is_placed)
             ORDER BY is_pinned DESC, updated_at DESC, id LIMIT :limit OFFSET :offset
         """
         with self._database.reading() as db:
-            found = db.execute(sql, {"folder": folder, "limit": limit, "offset": offset})
+            values = {"folder": folder, "is_placed": is_placed, "limit": limit, "offset": offset}
+            found = db.execute(sql, values)
             return [rows.chat(row) for row in found]
 
     def folders(self) -> list[str]:

@@ -20,6 +20,7 @@ from app.ui.chat_bodies import ChangeBody, CreateBody, Form, NameBody, NodeBody,
 from app.ui.chat_files import import_from, write_files
 
 MAX_IMPORT_BYTES = 256 << 20
+_MAX_PLACED = 10_000
 _EXPORT_LESS = "Nothing of it was taken. Export fewer chats at a time: the menu of a chat exports it alone."
 T = TypeVar("T")
 
@@ -69,13 +70,19 @@ class _Chats:
         self._talks = talks
 
     async def list(self, folder: str | None = None, offset: int = 0, limit: int = 100) -> dict[str, Any]:
-        """A page of the list, and the folders there are. Incognito chats are in no list."""
+        """A page of the list, and the folders there are. Incognito chats are in no list.
+
+        The first page has all chats that are pinned or in a folder too, so that no folder is shown in part; offset and
+        limit count the others.
+        """
+        num_others = min(limit, 500)
 
         def read() -> dict[str, Any]:
             history = self._book.kept
-            chats = history.chats(folder=folder, offset=max(0, offset), limit=min(limit, 500) + 1)
-            shown = [asdict(chat) for chat in chats[: min(limit, 500)]]
-            return {"chats": shown, "has_more": len(chats) > len(shown), "folders": history.folders()}
+            placed = [] if offset > 0 else history.chats(folder=folder, is_placed=True, limit=_MAX_PLACED)
+            others = history.chats(folder=folder, is_placed=False, offset=max(0, offset), limit=num_others + 1)
+            shown = [asdict(chat) for chat in [*placed, *others[:num_others]]]
+            return {"chats": shown, "has_more": len(others) > num_others, "folders": history.folders()}
 
         return await in_daemon_thread(read)
 

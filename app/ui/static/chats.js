@@ -42,7 +42,7 @@ class ChatList {
   async read() {
     const asked = ++this.#asked;
     try {
-      const limit = Math.max(AT_ONCE, this.#chats.length);
+      const limit = Math.max(AT_ONCE, this.#numPaged());
       const told = await ask(`ui/chats?limit=${limit}`);
       if (asked !== this.#asked) return;
       [this.#chats, this.#folders, this.#hasMore] = [told.chats, told.folders, told.has_more];
@@ -55,12 +55,17 @@ class ChatList {
   }
 
   async #readMore() {
-    const told = await this.#try(() => ask(`ui/chats?limit=${AT_ONCE}&offset=${this.#chats.length}`));
+    const told = await this.#try(() => ask(`ui/chats?limit=${AT_ONCE}&offset=${this.#numPaged()}`));
     if (!told) return;
     const known = new Set(this.#chats.map((chat) => chat.id));
     this.#chats.push(...told.chats.filter((chat) => !known.has(chat.id)));
     this.#hasMore = told.has_more;
     this.#draw();
+  }
+
+  /** Of the chats that are told in pages: pinned ones and those in folders come with the first. */
+  #numPaged() {
+    return this.#chats.filter((chat) => !chat.is_pinned && !chat.folder).length;
   }
 
   // -- searching

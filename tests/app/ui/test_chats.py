@@ -74,13 +74,16 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def test_the_list_is_told_in_pages_with_its_folders(house: House) -> None:
-    first = house.chat("one", folder="work")
-    second = house.chat("two")
+    """However old a chat is: what is pinned or in a folder is on the first page."""
+    filed = house.chat("one", folder="work")
+    pinned = house.chat("two", is_pinned=True)
+    first, second = house.chat("three"), house.chat("four")
     told = house.get("chats", limit=1)
-    assert [chat["id"] for chat in told["chats"]] == [second] and told["has_more"] and told["folders"] == ["work"]
+    assert [chat["id"] for chat in told["chats"]] == [pinned, filed, second]
+    assert told["has_more"] and told["folders"] == ["work"]
     told = house.get("chats", limit=1, offset=1)
     assert [chat["id"] for chat in told["chats"]] == [first] and not told["has_more"]
-    assert [chat["id"] for chat in house.get("chats", folder="work")["chats"]] == [first]
+    assert [chat["id"] for chat in house.get("chats", folder="work")["chats"]] == [filed]
 
 
 def test_a_search_gives_the_chat_and_the_message(house: House) -> None:
