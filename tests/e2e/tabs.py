@@ -95,6 +95,7 @@ class Tab:
 
     def __init__(self, page: Any, house: House) -> None:
         self.page = page
+        self.house = house
         self.requests: list[str] = []
         self.complaints: list[str] = []
         page.on("request", lambda request: self.requests.append(request.url))

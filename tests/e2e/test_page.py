@@ -298,7 +298,7 @@ def test_a_growing_answer_is_drawn_as_the_whole_one_is(open_tab: Callable[..., T
     expect(tab.finished).to_have_count(1)
     expect(tab.finished.locator(".katex").last).to_be_visible()
     text = tab.finished.get_by_test_id("bot")
-    plain = "text => text.innerHTML.replace(/<div class=\"fs-block\">|<\\/div>/g, '').replace(/\\s+/g, ' ')"
+    plain = "text => text.innerHTML.replace(/<div( class=\"fs-(block|group)\")?>|<\\/div>/g, '').replace(/\\s+/g, ' ')"
     grown = text.evaluate(plain)
     tab.page.reload()
     expect(tab.finished.locator(".katex").last).to_be_visible()

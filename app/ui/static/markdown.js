@@ -5,7 +5,7 @@ import DOMPurify from "../vendor/dompurify/purify.es.mjs";
 import { el, t } from "./core.js";
 import { addMath, setFormulas } from "./math.js";
 
-const HIGHLIGHT_MOST_CHARS = 8000; // of a code block that still grows: it is coloured anew at each update
+const HIGHLIGHT_MOST_CHARS = 32_000; // of a code block
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: false });
 addMath(markdown);
@@ -20,7 +20,12 @@ markdown.renderer.rules.code_block = (tokens, index) => codeMarkup(tokens[index]
 
 function codeMarkup(code, info) {
   const escape = markdown.utils.escapeHtml;
-  return `<pre data-language="${escape(info.trim().split(/\s+/)[0])}"><code>${escape(code)}</code></pre>`;
+  return `<pre data-language="${escape(languageOf(info))}"><code>${escape(code)}</code></pre>`;
+}
+
+/** The language that a fence names, or "". */
+export function languageOf(info) {
+  return info.trim().split(/\s+/)[0];
 }
 
 /** `<br>`, which models write into cells of tables, is the one tag that is obeyed. */
@@ -34,8 +39,18 @@ function addLineBreaks(md) {
   });
 }
 
-/** Text as nodes that are safe to put into the page. `env` carries link definitions from one piece to the next. */
-function drawn(tokens, env) {
+/** The blocks of a text, as tokens. `env` carries link definitions from one piece to the next. */
+export function parse(text, env) {
+  return markdown.parse(text, env);
+}
+
+/** Words of a paragraph as markup, to be compared with others. */
+export function inline(text) {
+  return markdown.renderInline(text);
+}
+
+/** Tokens as nodes that are safe to put into the page. knownMath: formulas that are set already, of math.js. */
+export function drawn(tokens, env, knownMath) {
   const html = markdown.renderer.render(tokens, markdown.options, env);
   const fragment = DOMPurify.sanitize(html, { RETURN_DOM_FRAGMENT: true, FORBID_TAGS: ["style", "form", "input", "img"] });
   for (const link of fragment.querySelectorAll("a")) {
@@ -48,7 +63,7 @@ function drawn(tokens, env) {
     table.replaceWith(scroller);
     scroller.append(table);
   }
-  setFormulas(fragment);
+  setFormulas(fragment, knownMath);
   return fragment;
 }
 
@@ -70,12 +85,17 @@ function codeBlock(pre) {
   return block;
 }
 
-function paint(body, code, language) {
+/** Show code, coloured where its language is known. */
+export function paint(body, code, language) {
   body.textContent = code;
-  if (!language || code.length > HIGHLIGHT_MOST_CHARS * 4) return;
+  if (!language || code.length > HIGHLIGHT_MOST_CHARS) return;
   if (highlighter) return colour(body, code, language);
   loading ??= import("../vendor/highlight/highlight.min.js").then((module) => { highlighter = module.default; });
-  loading.then(() => { if (body.textContent === code) colour(body, code, language); });
+  loading.then(() => { if (isPlain(body, code)) colour(body, code, language); });
+}
+
+function isPlain(body, code) {
+  return body.childElementCount === 0 && body.textContent === code;
 }
 
 function colour(body, code, language) {
@@ -92,99 +112,4 @@ export async function copy(text, button) {
     button.textContent = t("chat.not_copied");
   }
   setTimeout(() => { button.textContent = before; }, 1500);
-}
-
-// -- a text that grows
-
-/** Draws a text into `root` while it comes. What is above its last block stays as it was drawn, so that an update costs
- *  the same however long the text is. */
-export class GrowingText {
-  #root;
-  #source = "";
-  #settled = 0; // characters that are drawn for good
-  #tail;
-  #growingCode = null; // {body, language} of a code block that is the tail
-  #env = {};
-
-  constructor(root) {
-    this.#root = root;
-    this.#clear();
-  }
-
-  get source() {
-    return this.#source;
-  }
-
-  /** The text is this now. */
-  set(text) {
-    if (text === this.#source) return;
-    if (text.startsWith(this.#source)) this.#source = text;
-    else {
-      this.#source = text;
-      this.#clear();
-    }
-    this.#draw();
-  }
-
-  /** Nothing more will come. A link defined after its use is known only now. */
-  finish() {
-    if (/^ {0,3}\[[^\]]+\]:/m.test(this.#source)) {
-      this.#clear();
-      this.#env = {};
-      markdown.parse(this.#source, this.#env);
-    } else if (this.#growingCode === null) return;
-    this.#growingCode = null;
-    this.#draw();
-  }
-
-  #clear() {
-    this.#settled = 0;
-    this.#growingCode = null;
-    this.#tail = el("div", { class: "fs-block" });
-    this.#root.replaceChildren(this.#tail);
-  }
-
-  #draw() {
-    const text = this.#source.slice(this.#settled);
-    const tokens = markdown.parse(text, this.#env);
-    const last = lastBlock(tokens);
-    if (last > 0) this.#settle(tokens.slice(0, last), text, tokens[last].map[0]);
-    this.#drawTail(tokens.slice(last));
-  }
-
-  /** Draw these blocks for good; the rest of the text begins at `line`. */
-  #settle(tokens, text, line) {
-    this.#tail.before(el("div", { class: "fs-block" }, drawn(tokens, this.#env)));
-    this.#settled += startOfLine(text, line);
-    this.#growingCode = null;
-  }
-
-  #drawTail(tokens) {
-    const fence = tokens.length === 1 && tokens[0].type === "fence" ? tokens[0] : null;
-    if (fence && this.#growingCode?.language === fence.info) return this.#growCode(fence.content);
-    this.#tail.replaceChildren(drawn(tokens, this.#env));
-    const body = fence && this.#tail.querySelector("pre code");
-    this.#growingCode = body ? { body, language: fence.info } : null;
-  }
-
-  #growCode(code) {
-    const { body, language } = this.#growingCode;
-    if (code.length < HIGHLIGHT_MOST_CHARS) paint(body, code, language.trim().split(/\s+/)[0]);
-    else if (code.startsWith(body.textContent)) body.append(code.slice(body.textContent.length));
-    else body.textContent = code;
-  }
-}
-
-/** Index of the token that opens the last block. */
-function lastBlock(tokens) {
-  for (let i = tokens.length - 1; i > 0; i--) {
-    if (tokens[i].level === 0 && tokens[i].nesting >= 0 && tokens[i].map) return i;
-  }
-  return 0;
-}
-
-function startOfLine(text, line) {
-  let start = 0;
-  for (let i = 0; i < line; i++) start = text.indexOf("\n", start) + 1;
-  return start;
 }

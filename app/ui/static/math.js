@@ -91,21 +91,40 @@ function load() {
   return import("../vendor/katex/katex.mjs").then((module) => { katex = module.default; });
 }
 
-/** Set every placeholder in `root`; until KaTeX is there they show what was written. */
-export function setFormulas(root) {
-  const formulas = [...root.querySelectorAll(".fs-math")];
-  if (formulas.length === 0) return;
-  if (katex) formulas.forEach(setFormula);
-  else (loading ??= load()).then(() => formulas.forEach(setFormula));
+/** The formulas in an element that is about to be drawn anew: they need not be set again. */
+export function mathIn(root) {
+  const known = new Map();
+  for (const each of root?.querySelectorAll(".fs-math[data-tex]") ?? []) known.set(keyOf(each, each.dataset.tex), each);
+  return known;
 }
 
-function setFormula(element) {
-  const tex = element.textContent;
+/** Set every placeholder in `root`; until KaTeX is there they show what was written. */
+export function setFormulas(root, known = new Map()) {
+  const formulas = [...root.querySelectorAll(".fs-math")];
+  if (formulas.length === 0) return;
+  if (katex) formulas.forEach((each) => setFormula(each, known));
+  else (loading ??= load()).then(() => formulas.forEach((each) => setFormula(each, known)));
+}
+
+function setFormula(element, known) {
+  const tex = element.textContent, key = keyOf(element, tex);
+  const same = known.get(key);
+  known.delete(key); // it can stand in one place
+  if (same) return element.replaceWith(same);
+  element.dataset.tex = tex;
   katex.render(tex, element, {
-    displayMode: element.classList.contains("fs-display"),
+    displayMode: isDisplay(element),
     throwOnError: false,
     trust: false,
     maxSize: 20,
     maxExpand: 300,
   });
+}
+
+function keyOf(element, tex) {
+  return `${isDisplay(element)} ${tex}`;
+}
+
+function isDisplay(element) {
+  return element.classList.contains("fs-display");
 }

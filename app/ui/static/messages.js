@@ -1,7 +1,8 @@
 // One message of the conversation as it is drawn: the user's, or an answer with its thinking, text, figures and actions.
 import { ask, el, localized, setText, t } from "./core.js";
 import { drawFigures } from "./figures.js";
-import { copy, GrowingText } from "./markdown.js";
+import { GrowingText } from "./growing.js";
+import { copy } from "./markdown.js";
 import { drawProbabilities } from "./probabilities.js";
 
 /** Make the view of a node. `actions`: edit, again, goOn, branch, turn, keep: functions of the node. */

@@ -1,0 +1,244 @@
+// A text of a model while it comes. What is drawn stays: an update parses and draws the end of the last block alone, and
+// touches a small part of the document, so that it costs the same however long the text, a table, a list or code gets.
+import { el } from "./core.js";
+import { drawn, inline, languageOf, paint, parse } from "./markdown.js";
+import { mathIn } from "./math.js";
+import { keepingSelection } from "./selection.js";
+
+const GROUP = 16; // blocks of a group, groups of a larger one
+const LEVELS = 2;
+const LINES_CHARS = 2000; // of code that are drawn anew at each update
+const PARAGRAPH_CHARS = 3000; // a longer paragraph is drawn in parts
+
+/** Blocks one below the other, in groups of groups. A browser whose page has formulas looks at all that is in an element
+ *  when something is put into it, as its own style sheet has rules of siblings for them. */
+class Blocks {
+  #open = []; // the group of each level that is being filled
+
+  constructor() {
+    this.element = el("div");
+  }
+
+  add(block) {
+    this.#put(block, 0);
+  }
+
+  #put(element, level) {
+    if (level === LEVELS) return this.element.append(element);
+    if ((this.#open[level]?.childElementCount ?? GROUP) >= GROUP) {
+      this.#open[level] = el("div", { class: "fs-group" });
+      this.#put(this.#open[level], level + 1);
+    }
+    this.#open[level].append(element);
+  }
+}
+
+/** Draws a text into `root` while it comes. */
+export class GrowingText {
+  #root;
+  #source = "";
+  #settled = 0; // characters that are drawn for good
+  #blocks;
+  #tail;
+  #growing = null; // what stays of the last block: GrowingRows or GrowingCode
+  #start = 0; // of the last block, in the source
+  #splitsAt = PARAGRAPH_CHARS;
+  #env = {};
+
+  constructor(root) {
+    this.#root = root;
+    this.#clear();
+  }
+
+  get source() {
+    return this.#source;
+  }
+
+  /** The text is this now. */
+  set(text) {
+    if (text === this.#source) return;
+    const goesOn = text.startsWith(this.#source);
+    this.#source = text;
+    if (!goesOn) this.#clear();
+    keepingSelection(this.#root, () => this.#draw());
+  }
+
+  /** Nothing more will come. A link defined after its use is known only now. */
+  finish() {
+    if (/^ {0,3}\[[^\]]+\]:/m.test(this.#source)) {
+      this.#clear();
+      this.#env = {};
+      parse(this.#source, this.#env);
+    } else if (this.#growing?.isWhole ?? true) return;
+    keepingSelection(this.#root, () => this.#drawLastAnew());
+  }
+
+  #clear() {
+    this.#settled = this.#start = 0;
+    this.#growing = null;
+    this.#blocks = new Blocks();
+    this.#tail = el("div", { class: "fs-block" });
+    this.#root.replaceChildren(this.#blocks.element, this.#tail);
+  }
+
+  #draw() {
+    const head = this.#growing?.head ?? "";
+    const text = head + this.#source.slice(this.#settled);
+    const begin = this.#settled - head.length; // of `text`, in the source
+    const tokens = parse(text, this.#env);
+    const last = lastBlock(tokens);
+    if (head && (last > 0 || !this.#growing.grow(tokens))) return this.#drawLastAnew(); // it has come to its end
+    if (last > 0) this.#settle(tokens.slice(0, last), startOfLine(text, tokens[last].map[0]));
+    if (!head && !this.#drawTail(tokens.slice(last))) return this.#draw();
+    const end = this.#growing?.settle(tokens.slice(last), text);
+    if (end) this.#settled = begin + end;
+  }
+
+  #drawLastAnew() {
+    this.#settled = this.#start;
+    this.#growing = null;
+    this.#draw();
+  }
+
+  /** Draw these blocks for good: so many characters. */
+  #settle(tokens, length, more = {}) {
+    this.#blocks.add(el("div", { class: "fs-block", ...more }, drawn(tokens, this.#env, mathIn(this.#tail))));
+    this.#settled += length;
+    this.#start = this.#settled;
+    this.#splitsAt = PARAGRAPH_CHARS;
+  }
+
+  /** False where a part of it is drawn for good, and the rest is to be looked at. */
+  #drawTail(tokens) {
+    if (tokens[0]?.type === "paragraph_open" && this.#split()) return false;
+    this.#tail.replaceChildren(drawn(tokens, this.#env, mathIn(this.#tail)));
+    this.#growing = growing(tokens, this.#tail);
+    return true;
+  }
+
+  /** Draw the beginning of a long paragraph for good, as far as no mark in it is open. */
+  #split() {
+    const text = this.#source.slice(this.#settled);
+    if (text.length < this.#splitsAt) return false;
+    const cut = placeToCut(text);
+    if (cut) this.#settle(parse(text.slice(0, cut), this.#env), cut, { data: { goesOn: "" } });
+    else this.#splitsAt = text.length * 1.5;
+    return cut > 0;
+  }
+}
+
+/** What of this block, just drawn in `tail`, can stay while it grows; null where nothing can. Each has
+ *    head                  lines that make the same block of what is drawn anew; empty while all of it is
+ *    isWhole               it was drawn in one go
+ *    grow(tokens)          draws what has come, in place of what is not settled; false where this is another block now
+ *    settle(tokens, text)  what was drawn last stays from now on, up to this character of the text; 0: none of it */
+function growing(tokens, tail) {
+  const kind = tokens[0]?.type;
+  if (kind === "fence" && tokens.length === 1) return new GrowingCode(tokens[0], tail.querySelector("pre code"));
+  return kind in ROWS && tail.querySelector(ROWS[kind].place) ? new GrowingRows(kind, tail) : null;
+}
+
+const ROWS = {
+  table_open: { place: "tbody", row: "tr_open", level: 2, numHeadLines: 2 },
+  bullet_list_open: { place: "ul", row: "list_item_open", level: 1, numHeadLines: 0 },
+  ordered_list_open: { place: "ol", row: "list_item_open", level: 1, numHeadLines: 0 },
+};
+
+/** A table or a list: its last row alone is drawn again. */
+class GrowingRows {
+  head = "";
+  isWhole = true;
+  #kind; #rows; #numSettled = 0;
+
+  constructor(kind, tail) {
+    this.#kind = kind;
+    this.#rows = tail.querySelector(ROWS[kind].place);
+  }
+
+  grow(tokens) {
+    if (tokens[0]?.type !== this.#kind) return false;
+    const fresh = drawn(tokens, {}, mathIn(this.#rows.lastElementChild)).querySelector(ROWS[this.#kind].place);
+    if (!fresh) return false;
+    while (this.#rows.childElementCount > this.#numSettled) this.#rows.lastElementChild.remove();
+    this.#rows.append(...fresh.children);
+    this.isWhole = false;
+    return true;
+  }
+
+  settle(tokens, text) {
+    const { row, level, numHeadLines } = ROWS[this.#kind];
+    const first = tokens[0].map[0] + numHeadLines;
+    const rows = tokens.filter((each) => each.type === row && each.level === level && each.map[0] >= first);
+    if (rows.length < 2) return 0;
+    this.head ||= numHeadLines ? text.slice(startOfLine(text, tokens[0].map[0]), startOfLine(text, first)) : "\n";
+    this.#numSettled += rows.length - 1;
+    return startOfLine(text, rows.at(-1).map[0]);
+  }
+}
+
+/** Code: its last lines alone are coloured again. */
+class GrowingCode {
+  head = "";
+  isWhole = true;
+  #info; #body; #live;
+
+  constructor({ info }, body) {
+    this.#info = info;
+    this.#body = body;
+    this.#live = el("span", { class: "fs-lines" }, ...body.childNodes);
+    body.append(this.#live);
+  }
+
+  grow([token, ...others]) {
+    if (token?.type !== "fence" || token.info !== this.#info || others.length > 0) return false;
+    this.#paint(token.content);
+    return true;
+  }
+
+  settle([{ content, map }], text) {
+    const first = startOfLine(text, map[0]), second = startOfLine(text, map[0] + 1);
+    if (text[second - 1] !== "\n") return 0; // the line that names the language is still coming
+    this.head ||= text.slice(first, second);
+    const end = content.length < LINES_CHARS ? 0 : content.lastIndexOf("\n", content.length - 2) + 1;
+    if (end > 0) {
+      this.#paint(content.slice(0, end));
+      this.#live = el("span", { class: "fs-lines" });
+      this.#body.append(this.#live);
+      this.#paint(content.slice(end));
+      this.isWhole = false;
+    }
+    return startOfLine(text, map[0] + 1 + content.slice(0, end).split("\n").length - 1);
+  }
+
+  #paint(code) {
+    paint(this.#live, code, languageOf(this.#info));
+  }
+}
+
+/** Where a long paragraph can be cut: before a word, no mark being open; 0 where that is nowhere. */
+function placeToCut(text) {
+  for (const share of [0.8, 0.6, 0.4]) {
+    const from = Math.floor(text.length * share);
+    const space = /[\p{L}\p{N}.,;:!?]\s(?=\p{L})/u.exec(text.slice(from, from + 300));
+    const cut = space ? from + space.index + 2 : from;
+    const [before, after] = [text.slice(0, cut), text.slice(cut)];
+    if (!/^\p{L}/u.test(after) || !/[\p{L}\p{N}\s]$/u.test(before)) continue;
+    const isOpen = /[*_`$[\]\\~<]/.test(inline(before).replace(/<[^>]*>/g, ""));
+    if (!isOpen && inline(before) + inline(after) === inline(text)) return cut;
+  }
+  return 0;
+}
+
+/** Index of the token that opens the last block. */
+function lastBlock(tokens) {
+  for (let i = tokens.length - 1; i > 0; i--) {
+    if (tokens[i].level === 0 && tokens[i].nesting >= 0 && tokens[i].map) return i;
+  }
+  return 0;
+}
+
+function startOfLine(text, line) {
+  let start = 0;
+  for (let i = 0; i < line; i++) start = text.indexOf("\n", start) + 1 || text.length;
+  return start;
+}

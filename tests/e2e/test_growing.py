@@ -1,0 +1,206 @@
+"""A long answer while it comes: what was drawn stays, and an update costs the same however much there is already."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.chat.types import ChatDelta, ChatRequest
+from tests.e2e.tabs import CHROMIUM, House, Tab, wait_until
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+expect = playwright_api.expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+
+SENTENCE = "some words of a model that go on and on "
+SCRIPT = "\n".join(f"const v{i} = '{i}'; // a remark" for i in range(160))
+ROWS = "\n".join(f"| {i} | **b{i}** \\| x |" for i in range(40))
+LINES = "\n".join(f"row {i}" for i in range(200))
+LONG = " ".join(f"**b{i}** and `c{i}`, plain words, it goes on" for i in range(200))
+EVERY_KIND = f"""Words before.
+
+1. one
+2. two
+
+   more of two
+
+3. three
+   - a
+   - b
+     deeper
+
+- x
+- y
+* another list
+
+```js
+{SCRIPT}
+```
+
+| a | b |
+|---|---|
+{ROWS}
+
+> quoted
+
+```
+plain **code**
+
+{LINES}
+```
+    indented code
+
+Long {LONG} end, \\(x^2\\).
+
+10. ten
+11. eleven
+"""
+
+
+class Repeater:
+    """Gives `text`: its first `num_at_once` characters, then `size` at a time."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.num_at_once = 0
+        self.size = 4
+        self.pause_s = 0.01
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+        if self.num_at_once:
+            yield ChatDelta(text=self.text[: self.num_at_once])
+            await asyncio.sleep(0.5)
+        for start in range(self.num_at_once, len(self.text), self.size):
+            await asyncio.sleep(self.pause_s)
+            yield ChatDelta(text=self.text[start : start + self.size])
+
+
+@pytest.fixture
+def repeater() -> Repeater:
+    return Repeater()
+
+
+@pytest.fixture
+def tab(browser: Any, tmp_path: Path, repeater: Repeater) -> Iterator[Tab]:
+    with House(tmp_path / "history.db", answerer=repeater) as house:
+        page = browser.new_page()
+        yield Tab(page, house)
+        page.close()
+
+
+# What is drawn, less what only says how: groups, and the parts of a long paragraph.
+_DRAWN = """() => document.querySelector(".fs-answer .fs-text").innerHTML
+    .replace(/<div( class="fs-(block|group)")?( data-goes-on="")?>|<\\/div>/g, "")
+    .replace(/\\s+/g, " ").replace(/ ?<\\/p> ?<p>/g, " ")"""
+
+
+@pytest.mark.parametrize("size", [13])
+def test_a_text_of_every_kind_is_drawn_as_the_whole_one_is(tab: Tab, repeater: Repeater, size: int) -> None:
+    repeater.text, repeater.size, repeater.pause_s = EVERY_KIND, size, 0.001
+    tab.send("go")
+    expect(tab.finished).to_have_count(1)
+    expect(tab.finished.locator(".hljs-keyword").first).to_be_attached()
+    expect(tab.finished.locator(".katex")).to_have_count(1)
+    grown = tab.page.evaluate(_DRAWN)
+    tab.page.reload()
+    expect(tab.finished.locator(".hljs-keyword").first).to_be_attached()
+    expect(tab.finished.locator(".katex")).to_have_count(1)
+    assert tab.page.evaluate(_DRAWN) == grown
+    assert tab.complaints == []
+
+
+# Selects the words "first words" in the paragraph or the code that grows.
+_SELECT = """() => {
+    const walker = document.createTreeWalker(document.querySelector(".fs-answer .fs-text"), NodeFilter.SHOW_TEXT);
+    while (!walker.nextNode().data.includes("first words"));
+    const at = walker.currentNode.data.indexOf("first words");
+    getSelection().setBaseAndExtent(walker.currentNode, at, walker.currentNode, at + 11);
+}"""
+
+
+@pytest.mark.parametrize("before", ["", "- ", "```\n"], ids=["paragraph", "list", "code"])
+def test_what_the_reader_has_selected_stays_selected_while_the_block_grows(
+    tab: Tab, repeater: Repeater, before: str
+) -> None:
+    repeater.text = f"{before}Here are the first words of " + "one block that **grows** " * 60
+    tab.send("go")
+    expect(tab.writing.get_by_test_id("bot")).to_contain_text("first words of one")
+    tab.page.evaluate(_SELECT)
+    length = _length(tab)
+    wait_until(lambda: _length(tab) > length + 200)
+    assert tab.page.evaluate("getSelection().toString()") == "first words"
+
+
+def _length(tab: Tab) -> int:
+    return int(tab.page.evaluate("document.querySelector('.fs-answer .fs-text').textContent.length"))
+
+
+def _mixed(i: int) -> str:
+    parts = (
+        f"## Part {i}\n\n",
+        f"{SENTENCE * 6} **bold**, `code` and \\(x^2_{{{i}}}\\).\n\n",
+        f"- {SENTENCE}\n" * 5 + "\n",
+        "```python\n" + f"def f{i}(x):\n    return x + {i}\n" * 6 + "```\n\n",
+        "| a | b |\n|---|---|\n" + f"| some | {i} |\n" * 5 + "\n",
+        f"$$\\sum_{{i=0}}^{{{i}}} \\frac{{x^i}}{{i!}}$$\n\n",
+    )
+    return parts[i % len(parts)]
+
+
+KINDS: dict[str, tuple[str, Callable[[int], str]]] = {
+    "mixed": ("", _mixed),
+    "code": ("```python\n", lambda i: f"def f{i}(x):\n    return x + {i}  # some words\n"),
+    "list": ("", lambda i: f"{i + 1}. {SENTENCE}\n"),
+    "paragraph": ("", lambda i: SENTENCE),
+    "table": ("| a | b | c |\n|---|---|---|\n", lambda i: f"| some words | {i} | **more** |\n"),
+}
+# Chromium lays a table out as a whole, which grows with its rows. Others must not: what is left is noise.
+AT_MOST = {"table": 3.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_costs_the_same_in_a_long_answer(tab: Tab, repeater: Repeater, kind: str) -> None:
+    """CPU of the tab's main thread for each update after 2,000 and after 40,000 characters of one answer, in turns."""
+    begin, part = KINDS[kind]
+    costs: dict[int, list[float]] = {2_000: [], 40_000: []}
+    for number in [*costs] * 3:
+        text, i = begin, 0
+        while len(text) < number + 2_000:
+            text, i = text + part(i), i + 1
+        repeater.text, repeater.num_at_once = text, number
+        costs[number].append(_cost_of_an_update(tab))
+    short, long = (statistics.median(each) for each in costs.values())
+    print(f"{kind}: {short:.2f} ms an update after 2,000 characters, {long:.2f} ms after 40,000")
+    assert long < AT_MOST.get(kind, 2.0) * short
+
+
+def _cost_of_an_update(tab: Tab) -> float:
+    tab.page.goto("about:blank")
+    tab.page.goto(tab.house.url)
+    session = tab.page.context.new_cdp_session(tab.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    tab.send("go")
+    expect(tab.writing).to_have_count(1)
+    time.sleep(2)  # the first part is drawn, the fonts of its formulas are here
+    tab.page.evaluate("""() => {
+        window.numDrawn = 0;
+        new MutationObserver(() => { window.numDrawn += 1; }).observe(
+            document.querySelector(".fs-answer .fs-text"), { subtree: true, childList: true, characterData: true });
+    }""")
+    before, num_before = _busy_s(session), tab.page.evaluate("numDrawn")
+    time.sleep(2)
+    busy_s, num_updates = _busy_s(session) - before, tab.page.evaluate("numDrawn") - num_before
+    tab.stop.click()
+    expect(tab.writing).to_have_count(0)
+    return 1000 * busy_s / max(num_updates, 1)
+
+
+def _busy_s(session: Any) -> float:
+    metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["TaskDuration"])
