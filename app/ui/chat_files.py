@@ -21,6 +21,7 @@ from app.ui.chat_bodies import Form, KeptMeta, SamplingBody
 
 MAX_UNPACKED_BYTES = 256 << 20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second is one of no files
+_ZIP_FAULTS = {"File is not a zip file": "it breaks off before its end"}  # of one that begins as a zip
 _IS_ENCRYPTED = 1
 _OTHERS = (  # what people have beside their chats, by its first bytes
     (b"%PDF-", "it is a PDF"),
@@ -95,7 +96,7 @@ def _chats_in_zip(raw: bytes) -> list[WholeChat]:
             _check_members(members)
             files = [(member.filename, packed.read(member)) for member in members]
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
-        raise refusal(f"it is a zip that cannot be unpacked ({error})") from None
+        raise refusal(f"it is a zip that cannot be unpacked ({_ZIP_FAULTS.get(str(error), error)})") from None
     return [chat for name, file in files for chat in _chats_of(name, file)]
 
 

@@ -431,6 +431,7 @@ def test_a_long_refusal_leaves_the_name_of_its_file_to_be_read(open_tab: Callabl
     name = "quarterly-report-with-a-long-name.bin"
     (tmp_path / name).write_bytes(b"\xff\0")
     tab.page.locator('#fs-composer input[type="file"]').set_input_files(tmp_path / name)
+    tab.box.fill("a new chat's draft")
     chip = tab.page.get_by_label("Attached files").locator("li")
     expect(chip).to_contain_text("Save it as UTF-8")
     shown, told = chip.locator(".fs-attached-name"), chip.locator(".fs-note")
@@ -438,6 +439,9 @@ def test_a_long_refusal_leaves_the_name_of_its_file_to_be_read(open_tab: Callabl
         assert part.evaluate("e => e.scrollWidth <= e.clientWidth && e.getBoundingClientRect().right <= innerWidth")
     assert shown.bounding_box()["width"] > 150 and told.bounding_box()["y"] > shown.bounding_box()["y"]
     tab.shoot("attachment-refused-360")
+    tab.page.reload()
+    expect(tab.box).to_have_value("a new chat's draft")
+    expect(chip).to_contain_text("Save it as UTF-8")
     tab.complaints.clear()
 
 

@@ -22,6 +22,7 @@ export class Composer {
     this.#form = el("form", { id: "fs-box", on: { submit: (event) => this.#submit(event) } },
       this.tray, this.#box, el("div", { class: "fs-box-row" }, this.tools, this.#button));
     root.append(this.#told, this.#form);
+    this.#show(draftOf("text", this.#chatId, ""));
   }
 
   get text() {
@@ -47,8 +48,7 @@ export class Composer {
   belongsTo(chatId) {
     if (chatId === this.#chatId) return;
     this.#chatId = chatId;
-    this.#box.value = draftOf("text", chatId, "");
-    this.#fit();
+    this.#show(draftOf("text", chatId, ""));
     this.tell(this.#toldLater.get(chatId) ?? "");
     this.#toldLater.delete(chatId);
   }
@@ -76,6 +76,11 @@ export class Composer {
     const draft = draftOf("text", chatId, "");
     keepDraft("text", chatId, draft ? `${text}\n${draft}` : text);
     this.#toldLater.set(chatId, refusal);
+  }
+
+  #show(text) {
+    this.#box.value = text;
+    this.#fit();
   }
 
   #fit() {

@@ -199,7 +199,7 @@ _CHAT = b"# ok\n\n## User\n\nhello\n"
         (_zip(more=("chat.html", "conversations.json")), "an export of ChatGPT or Claude"),
         (_zip(), "without any file"),
         (_zip(encrypted=True, good=_CHAT), "asks for a password"),
-        (_zip(good=_CHAT)[:-30], "cannot be unpacked"),
+        (_zip(good=_CHAT)[:-30], "cannot be unpacked (it breaks off before its end)"),
         (_zip(good=_CHAT).replace(b"hello", b"HELLO"), "cannot be unpacked (Bad CRC"),
     ],
 )

@@ -138,6 +138,7 @@ _NEVER_SHOWN = frozenset(
     {
         "New chat",
         "Open WebUI",
+        "File is not a zip file",
         "`python launch.py models --help` lists the commands for models. `python launch.py test [pytest arguments]` "
         "installs the development set and runs the tests. Each flag has an environment name (FIRESIDE_PORT for --port) "
         "and a key in settings.yaml in the home folder (port).",

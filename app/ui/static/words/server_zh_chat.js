@@ -137,6 +137,7 @@ export default {
   "it is an export of {}, which Fireside does not read": "它是 {0} 的导出文件，Fireside 不读取这种文件",
   "it is an export without any chat": "它是没有对话的导出文件",
   "it is empty": "它是空的",
+  "it breaks off before its end": "它不完整，末尾缺失",
   "Nothing of it was taken. Export fewer chats at a time: the menu of a chat exports it alone.": "没有导入任何内容。请一次少导出一些对话：对话的菜单可单独导出它。",
   "it is a PDF": "它是 PDF",
   "it is a picture": "它是图片",
