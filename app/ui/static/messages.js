@@ -11,6 +11,7 @@ export function messageView(node, actions) {
 }
 
 const SCROLLS_FROM_CHARS = 400; // on the narrowest screens
+const PART_CHARS = 2000; // of a thought that are laid out again at each update
 
 class UserMessage {
   #bubble; #files; #versions;
@@ -174,8 +175,11 @@ function thinkingFold() {
     get source() { return source; },
     /** thinking_s: null while it is not known. */
     set(text, thinking_s, isThinking) {
-      if (text.startsWith(source)) body.append(text.slice(source.length));
-      else setText(body, text);
+      if (!text.startsWith(source)) {
+        body.replaceChildren();
+        source = "";
+      }
+      appendLines(body, text.slice(source.length));
       source = text;
       clearInterval(ticking);
       element.hidden = !text;
@@ -185,6 +189,16 @@ function thinkingFold() {
       drawTitle(thinking_s, isThinking);
     },
   };
+}
+
+/** Put text behind that of `body`, in parts that begin with a line: a browser lays out only the last of them again. */
+function appendLines(body, text) {
+  const last = body.lastElementChild ?? body.appendChild(el("span", { class: "fs-lines" }));
+  const end = last.textContent.length < PART_CHARS ? text.length : text.indexOf("\n") + 1 || text.length;
+  last.append(text.slice(0, end));
+  if (end === text.length) return;
+  body.append(el("span", { class: "fs-lines" }));
+  appendLines(body, text.slice(end));
 }
 
 /** "< 2/3 >", where a message has versions. */
