@@ -3,11 +3,11 @@
 import { ask, el, live, recall, Refused, remember, setText, t } from "./core.js";
 import { groupsOf, item, foundItem } from "./chat_items.js";
 import { Menu } from "./menu.js";
+import { Told } from "./told.js";
 
 const AT_ONCE = 100; // chats that are read at a time
 const TYPED_MS = 150; // after the last letter a search begins
 const MAX_IMPORT_BYTES = 256 * 2 ** 20; // the server takes no more (app/ui/chats.py)
-const UNDO_MS = 12_000; // that "Undo" stays; the server keeps what was deleted for some minutes
 
 class ChatList {
   #chat; #root;
@@ -23,14 +23,14 @@ class ChatList {
     this.search = el("input", { type: "search", id: "fs-search", placeholder: t("chats.search"), "aria-label": t("chats.search_label"),
       autocomplete: "off", on: { input: () => this.#typed(), keydown: (event) => this.#searchKey(event) } });
     this.more = el("button", { type: "button", class: "fs-quiet", text: t("chats.more"), on: { click: () => this.#readMore() } });
-    this.told = el("div", { class: "fs-chats-told", role: "status" });
+    this.told = new Told(() => this.search.focus());
     this.list = el("nav", { class: "fs-chats-list", "aria-label": t("chats.list"), on: { click: (event) => this.#picked(event) } });
     this.file = el("input", { type: "file", multiple: true, accept: ".json,.md,.markdown,.zip", hidden: true,
       "aria-label": t("chats.import"), on: { change: () => this.#import() } });
     this.menu = new Menu(root);
     const all = el("button", { type: "button", class: "fs-icon", text: "⋯", "aria-label": t("chats.all_menu"),
       on: { click: () => this.menu.open(all, this.#allActions()) } });
-    root.append(el("div", { class: "fs-chats-top" }, this.search, all), this.list, this.more, this.file, this.told);
+    root.append(el("div", { class: "fs-chats-top" }, this.search, all), this.list, this.more, this.file, this.told.element);
     chat.onChange(() => this.#chatChanged());
     live.watch("chats", () => this.read());
     document.addEventListener("keydown", (event) => this.#key(event));
@@ -210,7 +210,7 @@ class ChatList {
     const told = await this.#try(() => ask(`ui/chats/${chat.id}/delete`, { body: {} }));
     if (!told) return;
     const undo = el("button", { type: "button", class: "fs-quiet", text: t("chats.undo"), on: { click: () => this.#restore(chat, wasOpen, line) } });
-    const line = this.#tell(t("chats.deleted", { title: chat.title || t("chats.untitled") }), undo);
+    const line = this.told.tell(t("chats.deleted", { title: chat.title || t("chats.untitled") }), undo);
     await this.read();
     undo.focus(); // the chat's own button is gone
   }
@@ -241,39 +241,19 @@ class ChatList {
       }
     }
     const taken = count ? [t("chats.imported", { count })] : [];
-    if (refusals.length) this.#alert([...taken, ...refusals].join("\n"));
-    else if (count) this.#tell(...taken);
+    if (refusals.length) this.told.alert([...taken, ...refusals].join("\n"));
+    else if (count) this.told.tell(...taken);
     await this.read();
   }
 
-  // -- what is told
-
-  /** For a while, below the list and below what was told before. Gives the line. */
-  #tell(words, ...more) {
-    const line = el("p", {}, words, " ", ...more);
-    this.told.append(line);
-    line.scrollIntoView({ block: "nearest" });
-    setTimeout(() => {
-      if (line.contains(document.activeElement)) this.search.focus();
-      line.remove();
-    }, UNDO_MS);
-    return line;
-  }
-
-  #alert(words) {
-    const close = el("button", { type: "button", class: "fs-icon", text: "×", "aria-label": t("chats.dismiss"), on: { click: () => line.remove() } });
-    const line = el("div", { class: "fs-error", role: "alert" }, el("span", { text: words }), close);
-    this.told.querySelector(".fs-error")?.remove();
-    this.told.append(line);
-    line.scrollIntoView({ block: "nearest" });
-  }
+  // -- what went wrong
 
   async #try(work) {
     try {
       return await work();
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.#alert(error.message);
+      this.told.alert(error.message);
       return null;
     }
   }
@@ -295,7 +275,7 @@ class ChatList {
 
   async #setAside() {
     const told = await this.#try(() => ask("ui/history/set_aside", { body: {} }));
-    if (told) this.#tell(t("chats.moved_to", { path: told.moved_to }));
+    if (told) this.told.tell(t("chats.moved_to", { path: told.moved_to }));
     await this.read();
   }
 
