@@ -61,6 +61,14 @@ class House:
         return self.nodes(chat_id)[-1]
 
 
+def _slow(work: Callable[..., Any]) -> Callable[..., Any]:
+    def later(*args: Any, **kwargs: Any) -> Any:
+        threading.Event().wait(0.1)
+        return work(*args, **kwargs)
+
+    return later
+
+
 def wait_until(is_so: Callable[[], bool]) -> None:
     for _ in range(2000):
         if is_so():
@@ -186,8 +194,12 @@ def test_of_two_tabs_that_go_on_at_once_the_later_one_is_refused_and_nothing_of_
     assert house.refused("talk/send", text="say: second", chat_id=empty) == (409, "chat_moved_on")
 
 
-def test_tabs_that_send_at_the_same_moment_leave_one_answer_and_one_refusal(house: House) -> None:
+def test_tabs_that_send_at_the_same_moment_leave_one_answer_and_one_refusal(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chat_id, answer = house.say("say: one")
+    for name in ("add", "write"):  # all of them have looked before the first has written
+        monkeypatch.setattr(house.book.kept, name, _slow(getattr(house.book.kept, name)))
     body = {"chat_id": chat_id, "parent_id": answer["id"], "text": "count: 200 every 0.01 as n"}
     with ThreadPoolExecutor(4) as tabs:
         replies = list(tabs.map(lambda _: house.client.post("/ui/talk/send", json=body).status_code, range(4)))
