@@ -11,6 +11,7 @@ from typing import Any
 from app.errors import AppError
 
 REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
+_ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")  # of its page
 _MOST_GUESSED, _LONGEST_GUESSED = 3, 200
 _OTHER_NAME = "Choose another one for --model-alias."
 
@@ -82,7 +83,10 @@ class Catalog:
         return Catalog([named if known == entry else known for known in self.entries], self._elsewhere)
 
     def find(self, name: str) -> CatalogEntry | None:
-        """By id, alias or repository of the catalogue, in any case; else a folder that holds a model; else org/name."""
+        """By id, alias or repository of the catalogue, in any case; else a folder that holds a model; else org/name, or
+        the address of its page."""
+        if page := _ADDRESS.fullmatch(name):
+            name = page[1]
         known = self._by_name.get(name.casefold())
         if known is not None:
             return known

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.errors import AppError
-from app.models.catalog import Catalog, CatalogEntry
+from app.models.catalog import Catalog, CatalogEntry, guess
 from app.models.catalog_file import ID, read_catalog
 from app.models.hub.download import is_there
 from app.models.hub.manifest import Verdict, growing_folder, record_file
@@ -87,10 +87,15 @@ class ModelShelf:
             outline, keys = outline_of_folder(whole_folder(found.folder)), dict[str, Any](folder=str(found.folder))
         else:
             assert found.repo is not None
-            outline, keys = self._ask(found.repo)
+            try:
+                outline, keys = self._ask(found.repo)
+            except AppError as error:
+                if error.code == "model_not_found":
+                    error.hint = f"{guess(found.repo, self.entries())}{error.hint}"
+                raise
         keys["format"] = outline.stated.method if outline.stated else "dense"
         keys["context"] = outline.spec.context_length
-        own_id = entry_id or id_for(name)
+        own_id = entry_id or id_for(found.repo or name)
         if not ID.fullmatch(own_id):
             what = f"The id is {own_id!r}; it must be made of letters, digits, dots, dashes and underscores."
             raise AppError(400, "bad_request", what, param="id")

@@ -84,9 +84,10 @@ class Downloads:
             return list(self._known.values())
 
     def all(self) -> list[Download]:
-        """Those that are known here, and those that lie on the disk: of other processes, and what was left by them."""
+        """Those that are known here, and those that lie on the disk: of other processes, and what was left by them. A
+        model that was deleted since its download, by whichever process, is none of them."""
         with self._changed:
-            known = dict(self._known)
+            known = {name: found for name, found in self._known.items() if not self._is_deleted(found)}
         for found in _read_records(self._models_dir):
             if found.state in _UNDER_WAY and not _is_alive(found.owner):
                 found = replace(found, state="paused")  # whoever had it is gone: it waits to be taken up
@@ -94,6 +95,9 @@ class Downloads:
         for found in _read_growing(self._models_dir):
             known.setdefault(found.name, found)
         return list(known.values())
+
+    def _is_deleted(self, found: Download) -> bool:
+        return found.state == "ready" and not (self._models_dir / found.name).is_dir()
 
     def find(self, name: str) -> Download | None:
         return next((found for found in self.all() if found.name == name), None)

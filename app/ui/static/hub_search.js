@@ -1,5 +1,5 @@
 // Search of the hub, each hit with a word on whether it fits. The server asks the hub, and only when this is sent.
-import { ask, el, t } from "./core.js";
+import { ask, el, localized, t } from "./core.js";
 import { drawForecast, fitBadge } from "./forecast.js";
 import { bytes, number } from "./format.js";
 import { Alert, badge, button, field, select } from "./parts.js";
@@ -49,7 +49,7 @@ function hitRow(hit, deeds) {
   });
   const actions = hit.state
     ? [badge(t(`models.state.${hit.state}`), "info")]
-    : [
+    : hit.fit === "unsupported" ? [] : [
       button(t("models.download"), () => deeds.download(hit.repo), { alert, label: `${t("models.download")}: ${hit.repo}` }),
       button(t("hub.add"), () => added(hit, deeds, alert), { alert, label: `${t("hub.add")}: ${hit.repo}` }),
     ];
@@ -57,6 +57,7 @@ function hitRow(hit, deeds) {
     el("div", { class: "fr-row-head" },
       el("div", { class: "fr-row-name" }, el("strong", { text: hit.repo }), el("span", { class: "fr-badges" }, ...badges(hit))),
       el("div", { class: "fr-actions" }, ...actions)),
+    hit.why ? el("p", { class: "fr-quiet", text: localized(hit.why) }) : null,
     alert.element,
     details,
   );

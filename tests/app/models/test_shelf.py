@@ -124,6 +124,11 @@ def test_a_repository_is_added_with_what_the_hub_says_of_it(tmp_path: Path, monk
     with running(FakeHub(files={"Org/Tiny-GPTQ": files}, commits={"Org/Tiny-GPTQ": "a" * 40}, cards=cards)) as hub:
         led_here(hub, monkeypatch)
         added = ModelShelf(tmp_path / "models").add("Org/Tiny-GPTQ")
+        by_address = ModelShelf(tmp_path / "other" / "models").add("https://huggingface.co/Org/Tiny-GPTQ/tree/main")
+        with pytest.raises(AppError) as refused:
+            ModelShelf(tmp_path / "models").add("Qwen/Qwen3-8B-AVQ")
+    assert refused.value.hint.startswith("Did you mean qwen3-8b-awq")
+    assert (by_address.id, by_address.repo) == ("tiny-gptq", "Org/Tiny-GPTQ")
     assert (added.id, added.format, added.licence, added.context_length) == ("tiny-gptq", "gptq", "mit", 256)
     assert added.size_bytes == pytest.approx(sum(map(len, files.values())), abs=1e6)
 

@@ -60,6 +60,7 @@ class Scripted:
             time.sleep(0.005)
         if self.ends_with:
             raise self.ends_with
+        folder.mkdir(exist_ok=True)
         return folder
 
 
@@ -133,6 +134,16 @@ def test_states_outlive_a_crash_and_what_was_under_way_goes_on(models: Path, bef
     queue.take_up()
     until(lambda: state_of(queue) == after)
     queue.close()
+
+
+def test_a_download_whose_model_was_deleted_is_known_no_more(models: Path) -> None:
+    fetch = Scripted()
+    fetch.may_end = True
+    downloads = Downloads(models, fetch)
+    downloads.add(NAME, ENTRY)
+    until(lambda: state_of(downloads) == "ready")
+    shutil.rmtree(models / NAME)
+    assert downloads.all() == []
 
 
 def test_a_cancelled_download_leaves_nothing(models: Path) -> None:
