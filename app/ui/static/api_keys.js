@@ -1,6 +1,6 @@
 // The keys of the API: which there are, a new one (its words are shown this once), one less.
 import { ask, el, t } from "./core.js";
-import { Alert, badge, button, copyButton, field } from "./parts.js";
+import { Alert, askedTwice, badge, copyButton, field } from "./parts.js";
 
 /** onChange(hasKeys) is called with each reading. Returns {element, read}. */
 export function keysCard(onChange) {
@@ -33,13 +33,14 @@ export function keysCard(onChange) {
 }
 
 function row({ name, is_admin: isAdmin, is_in_file: isInFile }, alert, read) {
-  const remove = button(t("keys.delete"), async () => {
+  const words = { first: t("keys.delete"), sure: () => t("models.delete_sure"), keep: t("models.keep"), label: `${t("keys.delete")}: ${name}` };
+  const remove = askedTwice(words, async () => {
     await ask(`ui/keys?name=${encodeURIComponent(name)}`, { method: "DELETE" });
     await read();
-  }, { alert, kind: "danger", label: `${t("keys.delete")}: ${name}` });
+  }, alert);
   return el("li", { class: "fr-row" }, el("div", { class: "fr-row-head" },
     el("div", { class: "fr-row-name" }, el("strong", { text: name }), badge(t(isAdmin ? "keys.admin" : "keys.user"), isAdmin ? "info" : "")),
-    isInFile ? remove : el("small", { text: t("keys.elsewhere") })));
+    el("div", { class: "fr-actions" }, ...isInFile ? remove : [el("small", { text: t("keys.elsewhere") })])));
 }
 
 function newKeyForm(alert, make) {
@@ -64,7 +65,7 @@ function newKeyForm(alert, make) {
     /** The first key is an admin's: with others alone nobody could change anything any more. */
     isFirst(isFirst) {
       isAdmin.disabled = isFirst;
-      isAdmin.checked ||= isFirst;
+      isAdmin.checked = isFirst;
     },
   };
 }

@@ -4,7 +4,7 @@ import { drawForecast, fitBadge } from "./forecast.js";
 import { bytes, duration, number } from "./format.js";
 import { progressWords } from "./model_choice.js";
 import { defaultsForm } from "./model_forms.js";
-import { Alert, badge, button, progress } from "./parts.js";
+import { Alert, askedTwice, badge, button, progress } from "./parts.js";
 
 const UNDER_WAY = ["queued", "downloading", "verifying"];
 
@@ -225,21 +225,11 @@ export class ModelRow {
     return el("div", { class: "fr-upkeep" }, el("div", { class: "fr-actions" }, again, this.ofWhatIsHere), told);
   }
 
-  /** Asks once more in place, with what it frees, so that nothing is deleted by one slip. */
   #deletion() {
-    const sure = button("", () => this.deeds.remove(this.model.id), { alert: this.alert, kind: "danger" });
-    const keep = el("button", { type: "button", class: "fr-button", text: t("models.keep") });
-    const first = el("button", { type: "button", class: "fr-button danger", text: t("models.delete") });
-    const show = (isSure) => {
+    const sure = () => {
       const size = this.#bytesHere();
-      setText(sure, size ? t("models.delete_frees", { size: bytes(size) }) : t("models.delete_sure"));
-      [sure.hidden, keep.hidden, first.hidden] = [!isSure, !isSure, isSure];
-      (isSure ? keep : first).focus();
+      return size ? t("models.delete_frees", { size: bytes(size) }) : t("models.delete_sure");
     };
-    [sure.hidden, keep.hidden] = [true, true];
-    sure.addEventListener("click", () => show(false));
-    keep.addEventListener("click", () => show(false));
-    first.addEventListener("click", () => show(true));
-    return [first, sure, keep];
+    return askedTwice({ first: t("models.delete"), sure, keep: t("models.keep") }, () => this.deeds.remove(this.model.id), this.alert);
   }
 }

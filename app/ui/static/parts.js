@@ -29,6 +29,26 @@ export function button(text, work, { alert = null, kind = "", label = null, disa
   return made;
 }
 
+/** Buttons for what cannot be undone: it is asked once more in place, so that nothing goes by one slip. `words`: first,
+ *  sure() as it is then, keep; `label` tells screen readers what the first is of. */
+export function askedTwice({ first, sure, keep, label = null }, work, alert) {
+  const begin = el("button", { type: "button", class: "fr-button danger", text: first, "aria-label": label });
+  const go = button("", work, { alert, kind: "danger" });
+  const back = el("button", { type: "button", class: "fr-button", text: keep });
+  const show = (isAsking) => {
+    if (isAsking) setText(go, sure());
+    [go.hidden, back.hidden, begin.hidden] = [!isAsking, !isAsking, isAsking];
+  };
+  show(false);
+  for (const [pressed, isAsking] of [[begin, true], [go, false], [back, false]]) {
+    pressed.addEventListener("click", () => {
+      show(isAsking);
+      (isAsking ? back : begin).focus();
+    });
+  }
+  return [begin, go, back];
+}
+
 /** A line that screen readers read out when it changes. `element` goes into the page. */
 export class Alert {
   constructor() {

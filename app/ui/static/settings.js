@@ -6,7 +6,7 @@ import { Alert, badge, button, field, freshId, select } from "./parts.js";
 import { chooseTheme, theme, THEMES } from "./theme.js";
 
 const LANGUAGES = [["en", "English"], ["zh", "中文"]];
-const room = { alert: null, list: null, filter: null, file: null, connect: null, keys: null, rows: new Map(), isAdmin: false };
+const room = { alert: null, list: null, filter: null, file: null, connect: null, keys: null, rows: new Map(), said: new Map(), isAdmin: false };
 
 export function start(root) {
   root.classList.add("fr-room");
@@ -112,10 +112,11 @@ function fixedWords(row) {
 
 function editor(row, isOpen) {
   const alert = new Alert();
+  room.said.set(row.name, alert);
   const input = inputOf(row);
   const keep = async (value) => {
     draw(await ask("ui/settings", { body: { name: row.name, value } }));
-    room.alert.say(t("settings.kept", { name: row.name }), "good");
+    room.said.get(row.name).say(t("settings.kept", { name: row.name, when: t(`settings.applies.${row.applies}`) }), "good");
   };
   const isDefault = row.source === "default" && !row.is_pending;
   return el("details", { open: isOpen }, el("summary", { text: t("settings.change") }),

@@ -202,7 +202,7 @@ export default {
   "settings.allowed": "It must be {allowed}.",
   "settings.keep": "Keep",
   "settings.back": "Back to the default",
-  "settings.kept": "{name} is kept.",
+  "settings.kept": "{name} is kept: it {when}.",
   "keys.hint": "Programs and browsers need one of these. Only their hashes are kept, in {file}.",
   "keys.none": "No key is asked: whoever reaches this address may do everything. With the first key the page and the API ask for one; it is an admin's.",
   "keys.admin": "admin",

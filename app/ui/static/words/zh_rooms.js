@@ -202,7 +202,7 @@ export default {
   "settings.allowed": "取值要求：{allowed}",
   "settings.keep": "保存",
   "settings.back": "恢复默认",
-  "settings.kept": "已保存 {name}。",
+  "settings.kept": "已保存 {name}，{when}。",
   "keys.hint": "程序和浏览器需要其中之一。{file} 中只保存它们的哈希。",
   "keys.none": "不需要密钥：能访问此地址的人可以做任何事。有了第一个密钥后，页面和 API 都会要求密钥；它属于管理员。",
   "keys.admin": "管理员",
