@@ -29,6 +29,8 @@ from app.ui.status import Answerer, StatusSource
 
 _HERE = Path(__file__).parent
 _IMPORT = re.compile(r'^import (?:[^"]+ from )?"(\.[^"]+)";', re.MULTILINE)
+# What Gradio draws its own page into: unseen behind ours, its loading sign would ask for 60 frames a second for ever.
+_GRADIOS_OWN = re.compile(rb"<gradio-app.*?</gradio-app>", re.DOTALL)
 
 # Text of a model is cleaned before it is drawn. This is the second wall: whatever might slip through can neither load
 # from nor send to another host. Gradio itself needs inline scripts and eval.
@@ -189,7 +191,10 @@ class _SecurityHeaders:
 
 
 class _OwnHead:
-    """Puts `head` into the page as it is sent; Gradio's own parameter has its scripts put it there, seconds later."""
+    """Puts `head` into the page as it is sent, and takes Gradio's own part out of it.
+
+    Gradio's own parameter for a head has its scripts put it there, seconds later.
+    """
 
     def __init__(self, app: ASGIApp, head: str) -> None:
         self._app = app
@@ -208,7 +213,7 @@ class _OwnHead:
             elif message["type"] == "http.response.body":
                 body.extend(message.get("body", b""))
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                page = bytes(body).replace(b"<head>", b"<head>" + self._head, 1)
+                page = _GRADIOS_OWN.sub(b"", bytes(body)).replace(b"<head>", b"<head>" + self._head, 1)
                 MutableHeaders(scope=begin)["content-length"] = str(len(page))
                 await send(begin)
                 await send({"type": "http.response.body", "body": page})

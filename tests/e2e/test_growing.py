@@ -140,6 +140,17 @@ def _length(tab: Tab) -> int:
     return int(tab.page.evaluate("document.querySelector('.fs-answer .fs-text').textContent.length"))
 
 
+def test_a_tab_that_nobody_touches_asks_for_no_frames(tab: Tab) -> None:
+    tab.page.evaluate("""() => {
+        window.numAsked = 0;
+        const ask = window.requestAnimationFrame.bind(window);
+        window.requestAnimationFrame = (draw) => { window.numAsked += 1; return ask(draw); };
+    }""")
+    time.sleep(1.5)  # whatever asks again and again has asked by now
+    assert tab.page.evaluate("numAsked") < 5
+    assert tab.page.locator("gradio-app").count() == 0
+
+
 def _mixed(i: int) -> str:
     parts = (
         f"## Part {i}\n\n",

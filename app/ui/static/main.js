@@ -17,7 +17,7 @@ const ROOMS = {
 const started = new Map(); // name -> promise of the room's module
 let shown = null;
 
-/** Put the frame over Gradio's page, which goes on loading behind it. */
+/** Put the frame into Gradio's page, which has nothing else to show. */
 function drawFrame() {
   const frame = el("div", { id: "fs-frame" }, document.getElementById("fs-template").content.cloneNode(true));
   translate(frame);
