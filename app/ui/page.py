@@ -106,6 +106,7 @@ def _head() -> str:
             *(f'<link rel="modulepreload" href="ui/{module}">' for module in _modules_of("static/chat.js")),
             f'<template id="fs-template">{frame}</template>',
             '<script type="module" src="ui/static/main.js"></script>',
+            "<noscript>Fireside's page needs JavaScript.</noscript>",
         )
     )
 
@@ -143,7 +144,6 @@ async def _not_found(request: Request, error: Exception) -> Response:
 def _build(service: Answerer) -> gr.Blocks:
     blocks = gr.Blocks(title="Fireside", analytics_enabled=False, fill_height=True, fill_width=True)
     with blocks:
-        gr.HTML("<noscript>Fireside's page needs JavaScript.</noscript>", apply_default_css=False)
         NamedChat(service)
     blocks.queue(default_concurrency_limit=None, api_open=False)
     # Gradio looks for new events a thousand times a second, 6 % of a core that the engine can use; fifty are enough.

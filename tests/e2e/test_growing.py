@@ -114,6 +114,36 @@ def test_a_text_of_every_kind_is_drawn_as_the_whole_one_is(tab: Tab, repeater: R
     assert tab.complaints == []
 
 
+_MISLEADING = {
+    "rows of a list that are parted late": "- a\n- b\n- c\n\n- d\n- e\n\nThe end of it all.",
+    "a row that looks like a paragraph until its dot": "14. a\n\n15. b\n\n16. c\n\nThe end of it all.",
+    "a list of another mark": "- a\n- b\n* c\n* d",
+    "a formula with an empty line in it": "Look:\n\n$$\nx\n\ny\n$$\n\nThe end of it all.",
+    "a long paragraph": "plain words " * 400 + "and **bold** ones\n\nThe end of it all.",
+    "a link that is defined at last": "See [there][a].\n\n- one\n- two\n\n[a]: https://example.org/",
+    "a table after words": "Words\n| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n\nThe end of it all.",
+}
+
+# A text drawn while it comes, and drawn at once.
+_BOTH = """async ([text, size]) => {
+    const { GrowingText } = await import("/ui/static/growing.js");
+    const [one, other] = [document.createElement("div"), document.createElement("div")];
+    const [grown, whole] = [new GrowingText(one), new GrowingText(other)];
+    for (let end = size; end < text.length + size; end += size) grown.set(text.slice(0, end));
+    whole.set(text);
+    for (const each of [grown, whole]) each.finish();
+    const bare = (root) => root.innerHTML.replace(/<div( class="fs-(block|group)")?>|<\\/div>/g, "").replace(/\\s+/g, " ");
+    return [bare(one), bare(other)];
+}"""
+
+
+def test_what_looked_otherwise_while_it_came_is_drawn_as_the_whole_is(tab: Tab) -> None:
+    for kind, text in _MISLEADING.items():
+        for size in (1, 2, 7) if len(text) < 1000 else (40,):
+            grown, whole = tab.page.evaluate(_BOTH, [text, size])
+            assert grown == whole, (kind, size)
+
+
 # Selects the words "first words" in the paragraph or the code that grows.
 _SELECT = """() => {
     const walker = document.createTreeWalker(document.querySelector(".fs-answer .fs-text"), NodeFilter.SHOW_TEXT);

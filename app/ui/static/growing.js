@@ -9,6 +9,7 @@ const GROUP = 16; // blocks of a group, groups of a larger one
 const LEVELS = 2;
 const LINES_CHARS = 2000; // of code that are drawn anew at each update
 const PARAGRAPH_CHARS = 3000; // a longer paragraph is drawn in parts
+const CERTAIN_CHARS = 12; // of a line, from which it is known what it begins: "10" may become the next row of a list
 
 /** Blocks one below the other, in groups of groups. A browser whose page has formulas looks at all that is in an element
  *  when something is put into it, as its own style sheet has rules of siblings for them. */
@@ -44,6 +45,9 @@ export class GrowingText {
   #start = 0; // of the last block, in the source
   #splitsAt = PARAGRAPH_CHARS;
   #env = {};
+  #numDraws = 0;
+  #ends = []; // of what is drawn for good
+  #hasParts = false; // a paragraph is drawn in parts
 
   constructor(root) {
     this.#root = root;
@@ -60,21 +64,32 @@ export class GrowingText {
     const goesOn = text.startsWith(this.#source);
     this.#source = text;
     if (!goesOn) this.#clear();
+    this.#numDraws += 1;
     keepingSelection(this.#root, () => this.#draw());
   }
 
-  /** Nothing more will come. A link defined after its use is known only now. */
+  /** Nothing more will come: what is drawn becomes what the whole text is. A link defined after its use is known only
+   *  now, and what looked like two blocks may have been one. */
   finish() {
-    if (/^ {0,3}\[[^\]]+\]:/m.test(this.#source)) {
-      this.#clear();
-      this.#env = {};
-      parse(this.#source, this.#env);
-    } else if (this.#growing?.isWhole ?? true) return;
-    keepingSelection(this.#root, () => this.#drawLastAnew());
+    const hasDefinitions = /^ {0,3}\[[^\]]+\]:/m.test(this.#source);
+    if (this.#numDraws < 2 && !this.#hasParts && !hasDefinitions) return;
+    const env = {}, tokens = parse(this.#source, env);
+    const starts = startsOfBlocks(tokens, this.#source);
+    const isWhole = !this.#hasParts && !hasDefinitions && this.#ends.every((end) => starts.has(end));
+    if (isWhole && (this.#growing?.isWhole ?? true)) return;
+    keepingSelection(this.#root, () => (isWhole ? this.#drawLastAnew() : this.#drawWhole(tokens, env)));
+  }
+
+  #drawWhole(tokens, env) {
+    const knownMath = mathIn(this.#root);
+    this.#clear();
+    this.#tail.replaceChildren(drawn(tokens, env, knownMath));
   }
 
   #clear() {
-    this.#settled = this.#start = 0;
+    this.#settled = this.#start = this.#numDraws = 0;
+    this.#ends = [];
+    this.#hasParts = false;
     this.#growing = null;
     this.#blocks = new Blocks();
     this.#tail = el("div", { class: "fs-block" });
@@ -88,6 +103,7 @@ export class GrowingText {
     const tokens = parse(text, this.#env);
     const last = lastBlock(tokens);
     if (head && (last > 0 || !this.#growing.grow(tokens))) return this.#drawLastAnew(); // it has come to its end
+    if (last > 0 && !isCertain(text, tokens[last])) return this.#drawTail(tokens);
     if (last > 0) this.#settle(tokens.slice(0, last), startOfLine(text, tokens[last].map[0]));
     if (!head && !this.#drawTail(tokens.slice(last))) return this.#draw();
     const end = this.#growing?.settle(tokens.slice(last), text);
@@ -105,6 +121,7 @@ export class GrowingText {
     this.#blocks.add(el("div", { class: "fs-block", ...more }, drawn(tokens, this.#env, mathIn(this.#tail))));
     this.#settled += length;
     this.#start = this.#settled;
+    this.#ends.push(this.#settled);
     this.#splitsAt = PARAGRAPH_CHARS;
   }
 
@@ -121,6 +138,7 @@ export class GrowingText {
     const text = this.#source.slice(this.#settled);
     if (text.length < this.#splitsAt) return false;
     const cut = placeToCut(text);
+    this.#hasParts ||= cut > 0;
     if (cut) this.#settle(parse(text.slice(0, cut), this.#env), cut, { data: { goesOn: "" } });
     else this.#splitsAt = text.length * 1.5;
     return cut > 0;
@@ -134,8 +152,9 @@ export class GrowingText {
  *    settle(tokens, text)  what was drawn last stays from now on, up to this character of the text; 0: none of it */
 function growing(tokens, tail) {
   const kind = tokens[0]?.type;
+  if (lastBlock(tokens) > 0) return null;
   if (kind === "fence" && tokens.length === 1) return new GrowingCode(tokens[0], tail.querySelector("pre code"));
-  return kind in ROWS && tail.querySelector(ROWS[kind].place) ? new GrowingRows(kind, tail) : null;
+  return kind in ROWS && tail.querySelector(ROWS[kind].place) ? new GrowingRows(tokens, tail) : null;
 }
 
 const ROWS = {
@@ -148,15 +167,17 @@ const ROWS = {
 class GrowingRows {
   head = "";
   isWhole = true;
-  #kind; #rows; #numSettled = 0;
+  #kind; #rows; #isLoose; #numSettled = 0;
 
-  constructor(kind, tail) {
-    this.#kind = kind;
-    this.#rows = tail.querySelector(ROWS[kind].place);
+  constructor(tokens, tail) {
+    this.#kind = tokens[0].type;
+    this.#rows = tail.querySelector(ROWS[this.#kind].place);
+    this.#isLoose = isLoose(tokens);
   }
 
   grow(tokens) {
-    if (tokens[0]?.type !== this.#kind) return false;
+    if (tokens[0]?.type !== this.#kind || (isLoose(tokens) && !this.#isLoose)) return false;
+    if (this.#isLoose) for (const each of tokens) if (isOfRow(each)) each.hidden = false;
     const fresh = drawn(tokens, {}, mathIn(this.#rows.lastElementChild)).querySelector(ROWS[this.#kind].place);
     if (!fresh) return false;
     while (this.#rows.childElementCount > this.#numSettled) this.#rows.lastElementChild.remove();
@@ -174,6 +195,15 @@ class GrowingRows {
     this.#numSettled += rows.length - 1;
     return startOfLine(text, rows.at(-1).map[0]);
   }
+}
+
+/** A paragraph right in a row of a list: shown as one where an empty line stands anywhere between the rows. */
+function isOfRow({ type, level }) {
+  return level === 2 && ["paragraph_open", "paragraph_close"].includes(type);
+}
+
+function isLoose(tokens) {
+  return tokens.some((each) => isOfRow(each) && !each.hidden);
 }
 
 /** Code: its last lines alone are coloured again. */
@@ -235,6 +265,19 @@ function lastBlock(tokens) {
     if (tokens[i].level === 0 && tokens[i].nesting >= 0 && tokens[i].map) return i;
   }
   return 0;
+}
+
+/** Nothing that can follow makes this block a part of the one before it. */
+function isCertain(text, token) {
+  const line = text.slice(startOfLine(text, token.map[0]));
+  return line.includes("\n") || line.trim().length > CERTAIN_CHARS;
+}
+
+/** Places in the text. */
+function startsOfBlocks(tokens, text) {
+  const lines = [0];
+  for (let end = text.indexOf("\n"); end >= 0; end = text.indexOf("\n", end + 1)) lines.push(end + 1);
+  return new Set(tokens.filter((each) => each.level === 0 && each.nesting >= 0 && each.map).map((each) => lines[each.map[0]]));
 }
 
 function startOfLine(text, line) {

@@ -78,3 +78,7 @@ def test_the_page_names_every_module_of_the_chat_so_that_none_is_found_late(clie
     assert {"ui/static/chat.js", "ui/static/words/zh.js", "ui/vendor/dompurify/purify.es.mjs"} <= set(named)
     assert len(named) == len(set(named))
     assert {client.get(f"/{path}").status_code for path in named} == {200}
+
+
+def test_who_runs_no_scripts_is_told_why_the_page_is_empty(client: TestClient) -> None:
+    assert "<noscript>Fireside's page needs JavaScript.</noscript>" in client.get("/").text
