@@ -132,7 +132,8 @@ _BOTH = """async ([text, size]) => {
     for (let end = size; end < text.length + size; end += size) grown.set(text.slice(0, end));
     whole.set(text);
     for (const each of [grown, whole]) each.finish();
-    const bare = (root) => root.innerHTML.replace(/<div( class="fs-(block|group)")?>|<\\/div>/g, "").replace(/\\s+/g, " ");
+    const bare = (root) => root.innerHTML
+        .replace(/<div( class="fs-(block|group)")?>|<\\/div>/g, "").replace(/\\s+/g, " ");
     return [bare(one), bare(other)];
 }"""
 
