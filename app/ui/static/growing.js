@@ -1,8 +1,9 @@
 // A text of a model while it comes. What is drawn stays: an update parses and draws the end of the last block alone, and
 // touches a small part of the document, so that it costs the same however long the text, a table, a list or code gets.
 import { el } from "./core.js";
-import { drawn, inline, languageOf, paint, parse } from "./markdown.js";
-import { mathIn } from "./math.js";
+import { drawn, inline, languageOf, paint, parse, sketched } from "./markdown.js";
+import { mathIn, setFormulas } from "./math.js";
+import { patch } from "./patch.js";
 import { keepingSelection } from "./selection.js";
 
 const GROUP = 16; // blocks of a group, groups of a larger one
@@ -128,7 +129,8 @@ export class GrowingText {
   /** False where a part of it is drawn for good, and the rest is to be looked at. */
   #drawTail(tokens) {
     if (tokens[0]?.type === "paragraph_open" && this.#split()) return false;
-    this.#tail.replaceChildren(drawn(tokens, this.#env, mathIn(this.#tail)));
+    patch(this.#tail, sketched(tokens, this.#env));
+    setFormulas(this.#tail);
     this.#growing = growing(tokens, this.#tail);
     return true;
   }
@@ -178,10 +180,12 @@ class GrowingRows {
   grow(tokens) {
     if (tokens[0]?.type !== this.#kind || (isLoose(tokens) && !this.#isLoose)) return false;
     if (this.#isLoose) for (const each of tokens) if (isOfRow(each)) each.hidden = false;
-    const fresh = drawn(tokens, {}, mathIn(this.#rows.lastElementChild)).querySelector(ROWS[this.#kind].place);
+    const fresh = sketched(tokens, {}).querySelector(ROWS[this.#kind].place);
     if (!fresh) return false;
-    while (this.#rows.childElementCount > this.#numSettled) this.#rows.lastElementChild.remove();
-    this.#rows.append(...fresh.children);
+    const wanted = [...fresh.children], kept = [...this.#rows.children].slice(this.#numSettled);
+    kept.forEach((row, at) => (wanted[at] ? patch(row, wanted[at]) : row.remove()));
+    this.#rows.append(...wanted.slice(kept.length));
+    for (const row of [...this.#rows.children].slice(this.#numSettled)) setFormulas(row);
     this.isWhole = false;
     return true;
   }
@@ -253,7 +257,8 @@ function placeToCut(text) {
     const cut = space ? from + space.index + 2 : from;
     const [before, after] = [text.slice(0, cut), text.slice(cut)];
     if (!/^\p{L}/u.test(after) || !/[\p{L}\p{N}\s]$/u.test(before)) continue;
-    const isOpen = /[*_`$[\]\\~<]/.test(inline(before).replace(/<[^>]*>/g, ""));
+    const words = inline(before).replace(/<(code|span)\b[^>]*>[^<]*<\/\1>/g, "").replace(/<[^>]*>/g, "");
+    const isOpen = /[*_`$[\]\\~<]/.test(words); // marks in code and formulas are at home there
     if (!isOpen && inline(before) + inline(after) === inline(text)) return cut;
   }
   return 0;

@@ -51,6 +51,13 @@ export function inline(text) {
 
 /** Tokens as nodes that are safe to put into the page. knownMath: formulas that are set already, of math.js. */
 export function drawn(tokens, env, knownMath) {
+  const fragment = sketched(tokens, env);
+  setFormulas(fragment, knownMath);
+  return fragment;
+}
+
+/** As `drawn`, its formulas not set yet. */
+export function sketched(tokens, env) {
   const html = markdown.renderer.render(tokens, markdown.options, env);
   const fragment = DOMPurify.sanitize(html, { RETURN_DOM_FRAGMENT: true, FORBID_TAGS: ["style", "form", "input", "img"] });
   for (const link of fragment.querySelectorAll("a")) {
@@ -63,7 +70,6 @@ export function drawn(tokens, env, knownMath) {
     table.replaceWith(scroller);
     scroller.append(table);
   }
-  setFormulas(fragment, knownMath);
   return fragment;
 }
 

@@ -100,13 +100,14 @@ export function mathIn(root) {
 
 /** Set every placeholder in `root`; until KaTeX is there they show what was written. */
 export function setFormulas(root, known = new Map()) {
-  const formulas = [...root.querySelectorAll(".fs-math")];
+  const formulas = [...root.querySelectorAll(".fs-math:not([data-tex])")];
   if (formulas.length === 0) return;
   if (katex) formulas.forEach((each) => setFormula(each, known));
   else (loading ??= load()).then(() => formulas.forEach((each) => setFormula(each, known)));
 }
 
 function setFormula(element, known) {
+  if (element.dataset.tex !== undefined) return; // an earlier call waited for KaTeX too
   const tex = element.textContent, key = keyOf(element, tex);
   const same = known.get(key);
   known.delete(key); // it can stand in one place
