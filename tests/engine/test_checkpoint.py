@@ -124,7 +124,7 @@ def test_an_embedding_is_the_last_tokens_state_at_length_1(tmp_path: Path, devic
     """One token, some, and many in chunks, beside an answer; and once more out of the prefix cache."""
     model = _embedding_model(tmp_path).model
     engine = Engine(load(tmp_path, device, max_num_batched_tokens=32), engine_config(tmp_path, device))
-    asked = SamplingParams(max_tokens=1, embeds=True)
+    asked = SamplingParams(max_tokens=1, ignore_eos=True, embeds=True)
     texts = {"one": prompt(1), "short": prompt(7), "long": prompt(60, seed=1), "again": prompt(60, seed=1)}
     engine.add("answer", tuple(prompt(9, seed=2)), SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
     events = []

@@ -173,7 +173,7 @@ class Chat {
       edit: (node, element) => this.#edit(node, element),
       again: (node) => this.#again(node),
       goOn: (node) => this.#command("ui/talk/go_on", { node_id: node.id }),
-      turn: (node, step) => this.#turn(node, step),
+      turn: (node, step) => this.#command("ui/talk/turn", { node_id: node.id, step }),
       keep: (node) => this.#command("ui/talk/turn", { node_id: node.id }),
       branch: (node) => this.#branch(node),
       saying: (work) => this.#saying(work),
@@ -200,13 +200,6 @@ class Chat {
       if (error instanceof Refused) return error.message;
       throw error;
     }
-  }
-
-  /** Show another version; who goes through them by keys finds the arrows under the fingers again. */
-  async #turn(node, step) {
-    await this.#command("ui/talk/turn", { node_id: node.id, step });
-    const shown = this.#nodes.find((each) => each.parent_id === node.parent_id && each.role === node.role);
-    if (shown) this.conversation.view(shown.id)?.focusVersions(step);
   }
 
   async #command(path, body) {
@@ -331,9 +324,11 @@ class Chat {
   #draw(nodes) {
     const wasWriting = this.#writing().length > 0;
     const hadFocus = this.pane.contains(document.activeElement);
+    const turned = this.#nodes.find((node) => this.conversation.view(node.id)?.versions.focusedStep);
+    const step = turned && this.conversation.view(turned.id).versions.focusedStep;
     this.#nodes = nodes;
     this.conversation.show(nodes);
-    if (hadFocus && focusIsLost()) this.composer.focus();
+    if (hadFocus && focusIsLost()) this.#focusAgain(turned, step);
     const isWriting = this.#writing().length > 0;
     this.composer.writing(isWriting);
     if (wasWriting && !isWriting) setText(this.said, t("chat.done"));
@@ -342,6 +337,13 @@ class Chat {
     drawMeter(this.meter, last?.meta ?? {});
     this.incognitoNote.hidden = !this.#isIncognito;
     this.#drawWaiting();
+  }
+
+  /** What had the focus is gone: an arrow of the versions of a message, or something else of the conversation. */
+  #focusAgain(turned, step) {
+    const shown = turned && this.#nodes.find((each) => each.parent_id === turned.parent_id && each.role === turned.role);
+    if (shown) this.conversation.view(shown.id).versions.focus(step);
+    if (focusIsLost()) this.composer.focus();
   }
 
   #drawWaiting() {

@@ -39,8 +39,8 @@ class UserMessage {
     this.#versions.update(node);
   }
 
-  focusVersions(step) {
-    this.#versions.focus(step);
+  get versions() {
+    return this.#versions;
   }
 }
 
@@ -92,8 +92,8 @@ class AnswerMessage {
     this.#versions.update(node);
   }
 
-  focusVersions(step) {
-    this.#versions.focus(step);
+  get versions() {
+    return this.#versions;
   }
 
   /** All that has come of it by now, as the socket tells it. */
@@ -219,7 +219,12 @@ function versions(actions) {
       before.disabled = node.version === 1;
       after.disabled = node.version === node.num_versions;
     },
-    /** On the arrow that goes on this way (-1 or 1), or, at the end, on the one back. */
+    /** Which way the arrow goes that has the focus, -1 or 1; 0 where none has it. */
+    get focusedStep() {
+      if (document.activeElement === before) return -1;
+      return document.activeElement === after ? 1 : 0;
+    },
+    /** On the arrow that goes on this way, or, at the end, on the one back. */
     focus(step) {
       const [onward, back] = step > 0 ? [after, before] : [before, after];
       (onward.disabled ? back : onward).focus();

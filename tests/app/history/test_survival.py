@@ -63,10 +63,16 @@ def test_an_answer_of_a_killed_server_is_cut_and_that_of_a_living_one_is_not(tmp
     mine = History(path)
     chat_id = mine.create_chat().id
     living = mine.add(chat_id, None, "assistant", state="writing")
-    dead = _kill_after(path, 3)
-    other = History(path)
-    states = {other.node(node_id).state for node_id in dead}
-    assert states == {"done", "cut"} and other.node(living.id).state == "writing"
+    dead: dict[str, str] = {}
+    for _ in range(20):  # a kill may fall between two answers
+        dead |= _kill_after(path, 3)
+        other = History(path)
+        states = {other.node(node_id).state for node_id in dead}
+        assert states <= {"done", "cut"} and other.node(living.id).state == "writing"
+        if "cut" in states:
+            break
+        other.close()
+    assert states == {"done", "cut"}
     mine.close()
     assert other.node(living.id).state == "cut"
     other.close()
