@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 _GIB = 2**30
+_WATCHED_S = 0.5  # psutil's way without an interval goes by what the same thread asked before
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,10 @@ class MachineNow:
 
 
 def machine_now() -> MachineNow:
+    """Blocks: where there is no card, for as long as the processor is watched."""
     memory = card()
     if memory is None:
-        return MachineNow(computer(), psutil.cpu_percent() / 100)
+        return MachineNow(computer(), psutil.cpu_percent(_WATCHED_S) / 100)
     import pynvml
 
     handle = _first_visible(pynvml)

@@ -1,5 +1,8 @@
 """Which card is the one that an engine would compute on: the library's order is not CUDA's."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pynvml
 import pytest
 
@@ -68,3 +71,22 @@ def test_what_a_card_does_not_tell_is_left_out_and_the_rest_is_told(monkeypatch:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", refuse)
     now = machine.machine_now()
     assert (now.busy, now.temperature_c, now.power_w) == (None, 64.0, None)
+
+
+def test_a_busy_processor_is_told_by_whatever_thread_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "card", lambda: None)
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            sum(range(1000))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            found = [each.result().busy for each in [threads.submit(machine.machine_now) for _ in range(3)]]
+    finally:
+        is_over.set()
+        worker.join()
+    assert all(busy for busy in found), found
