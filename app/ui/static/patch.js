@@ -15,7 +15,9 @@ export function patch(element, fresh) {
 /** False where these two are of another kind. */
 function grow(kept, wanted) {
   if (kept.nodeType === Node.TEXT_NODE && wanted.nodeType === Node.TEXT_NODE) {
-    kept.data = wanted.data;
+    let same = 0;
+    while (same < kept.length && kept.data[same] === wanted.data[same]) same += 1;
+    kept.replaceData(same, kept.length - same, wanted.data.slice(same)); // a selection before that stays
     return true;
   }
   if (!isSameKind(kept, wanted) || isFormula(kept)) return false;
