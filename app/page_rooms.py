@@ -122,11 +122,14 @@ def _api_room(behind: Behind) -> Callable[["FastAPI", "Hub"], None]:
 
 
 def _settings_desk(behind: Behind) -> "SettingsDesk":
-    from app.server import check_access
+    from app.startable import check_start
     from app.ui.settings_tab import SettingsDesk
 
     def follow(to_come: Settings) -> None:
         behind.manager.follow(to_come)
         behind.library.follow(to_come)
 
-    return SettingsDesk(behind.settings, os.environ, check_access, follow)
+    def check(to_come: Settings) -> None:
+        check_start(to_come, own_port=behind.settings.port)
+
+    return SettingsDesk(behind.settings, os.environ, check, follow)

@@ -26,7 +26,7 @@ from app import running
 from app import settings as settings_module
 from app.background import in_daemon_thread
 from app.errors import AppError
-from app.settings import Settings, SettingsError
+from app.settings import Settings, SettingsError, with_source
 
 if TYPE_CHECKING:
     import uvicorn
@@ -46,11 +46,23 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = settings_module.load(settings_module.read_flags(argv), os.environ)
         settings_module.make_home(settings.home)
-        check_access(settings)
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
+    try:
+        check_access(settings)
+        _check_memory(settings)
+    except SettingsError as error:
+        print(with_source(error, settings), file=sys.stderr)
+        return 2
     return serve(settings)
+
+
+def _check_memory(settings: Settings) -> None:
+    if settings.kv_gb is not None:
+        from app.startable import check_memory
+
+        check_memory(settings)
 
 
 def serve(settings: Settings) -> int:
@@ -61,12 +73,14 @@ def serve(settings: Settings) -> int:
     try:
         listener = bind(settings.host, settings.port)
     except OSError as error:
-        print(explain_bind_error(settings, error), file=sys.stderr)
+        print(with_source(explain_bind_error(settings, error), settings), file=sys.stderr)
         return 1
     try:
         asyncio.run(_Run(settings, listener).until_ended())
     except AppError as error:  # a models.yaml that cannot be read, a model that does not exist
-        print(error.text, file=sys.stderr)
+        from app.startable import of_settings
+
+        print(with_source(of_settings(error), settings), file=sys.stderr)
         _exit(1)
     _exit(0)
 
@@ -76,15 +90,20 @@ def check_access(settings: Settings) -> None:
     from app.api.keys import Keyring
 
     if settings.ssl_self_signed and settings.ssl_certfile:
-        raise SettingsError("--ssl-self-signed makes a certificate, --ssl-certfile names one. Give one of the two.")
+        raise SettingsError(
+            "--ssl-self-signed makes a certificate, --ssl-certfile names one. Give one of the two.", "ssl_self_signed"
+        )
     if settings.ssl_keyfile and not settings.ssl_certfile:
-        raise SettingsError(f"--ssl-keyfile {settings.ssl_keyfile} needs its certificate: --ssl-certfile FILE.")
+        what = f"--ssl-keyfile {settings.ssl_keyfile} needs its certificate: --ssl-certfile FILE."
+        raise SettingsError(what, "ssl_keyfile")
     if settings.ssl_certfile is not None:
         _check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     if not Keyring.of(settings) and not settings.allow_no_key and not is_loopback(settings.host):
         raise SettingsError(
-            f"At {settings.host} other machines can reach Fireside, and no key is asked of them. Make one with "
-            "`python -m app.api.keys new NAME` (or --api-key KEY), or let everybody in with --allow-no-key."
+            f"At {settings.host} other machines can reach Fireside, and no key is asked of them. Make a key first, in "
+            "the page's Settings or with `python -m app.api.keys new NAME`; or let everybody in with `allow_no_key` "
+            "(--allow-no-key).",
+            "host",
         )
 
 
@@ -93,9 +112,21 @@ def _check_certificate(certfile: Path, keyfile: Path | None) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password="")
     except OSError as error:  # ssl's own errors are OSErrors too
         raise SettingsError(
-            f"HTTPS with {certfile} and {keyfile or 'the key in it'} is not possible: {error}. "
-            "Both must be PEM files that belong together, the key without a password."
+            f"HTTPS with {certfile} and {keyfile or 'the key in it'} is not possible: "
+            f"{_certificate_fault(certfile, keyfile, error)}. "
+            "Both must be PEM files that belong together, the key without a password.",
+            "ssl_certfile",
         ) from None
+
+
+def _certificate_fault(certfile: Path, keyfile: Path | None, error: OSError) -> str:
+    for path in (certfile, keyfile):
+        if path is not None and not path.is_file():
+            return f"there is no file {path}"
+    if isinstance(error, ssl.SSLError):
+        is_of_another = error.reason == "KEY_VALUES_MISMATCH"
+        return "the key is another certificate's" if is_of_another else "they hold no certificate and key to be read"
+    return error.strerror or str(error)
 
 
 def is_loopback(host: str) -> bool:
@@ -221,20 +252,22 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def explain_bind_error(settings: Settings, error: OSError) -> str:
+def explain_bind_error(settings: Settings, error: OSError) -> SettingsError:
     host, port = settings.host, settings.port
     if isinstance(error, socket.gaierror):
-        return (
-            f"The host {host!r} cannot be found: {error.strerror}. Use --host 127.0.0.1, or an address of this machine."
+        return SettingsError(
+            f"The host {host!r} cannot be found: {error.strerror}. Use 127.0.0.1, or an address of this machine.",
+            "host",
         )
     if error.errno == errno.EADDRINUSE:
-        return (
+        return SettingsError(
             f"Port {port} on {host} is taken: another program, or another Fireside, listens there. "
-            f"Choose another with --port {port + 1 if port < 65535 else 8000}, or end that program."
+            f"Choose another with --port {port + 1 if port < 65535 else 8000}, or end that program.",
+            "port",
         )
     if error.errno == errno.EACCES:
-        return f"This user may not listen on port {port}. Choose one above 1023 with --port 8000."
-    return f"Cannot listen on {host}, port {port}: {error.strerror}. Check --host and --port."
+        return SettingsError(f"This user may not listen on port {port}. Choose one above 1023, such as 8000.", "port")
+    return SettingsError(f"Cannot listen on {host}, port {port}: {error.strerror}. Check --host and --port.", "host")
 
 
 def address(host: str, port: int, *, is_https: bool = False) -> str:

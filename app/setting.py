@@ -3,7 +3,6 @@
 Standard library alone: launch.py reads the flags before there is an environment to import from.
 """
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,14 @@ from typing import Any, Literal
 
 
 class SettingsError(Exception):
-    """A setting that cannot be used: its source, its key, its value and what is allowed."""
+    """A setting that cannot be used: its source, its key, its value and what is allowed.
+
+    setting   the key at fault, where its source is still to be told (`settings.with_source`)
+    """
+
+    def __init__(self, text: str, setting: str = "") -> None:
+        super().__init__(text)
+        self.setting = setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +56,15 @@ class Setting:
 
     @property
     def shown_default(self) -> str:
-        return self.default_text or str(self.default)
+        """A number as it is shown where it was set."""
+        return self.default_text or (f"{self.default:g}" if isinstance(self.default, float) else str(self.default))
 
     def value(self, raw: object, source: str) -> Any:
         try:
             return self.read(raw)
         except (ValueError, LookupError):
-            shown = "not usable" if self.is_secret else repr(str(raw))
+            words = ", ".join(map(str, raw)) if isinstance(raw, list | tuple) and raw else str(raw)
+            shown = "not usable" if self.is_secret else repr(words)
             raise SettingsError(f"{source} is {shown}; it must be {self.allowed}.") from None
 
 
@@ -84,24 +92,24 @@ def switch(raw: object) -> bool:
     ]
 
 
-def whole(low: int, high: int | None = None) -> Callable[[object], int]:
+def whole(low: int, high: int) -> Callable[[object], int]:
     def read(raw: object) -> int:
         if isinstance(raw, bool) or not isinstance(raw, int | str):
             raise ValueError
         found = int(raw)
-        if found < low or (high is not None and found > high):
+        if not low <= found <= high:
             raise ValueError
         return found
 
     return read
 
 
-def number(above: float, at_most: float = float("inf")) -> Callable[[object], float]:
+def number(above: float, at_most: float) -> Callable[[object], float]:
     def read(raw: object) -> float:
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):
             raise ValueError
         found = float(raw)
-        if not above < found <= at_most or math.isinf(found):
+        if not above < found <= at_most:
             raise ValueError
         return found
 
@@ -128,6 +136,32 @@ def many(one: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
         return tuple(one(item) for item in items)
 
     return read
+
+
+_HOST = re.compile(r"[\w.-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?\]?|\*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,]+|\*", re.ASCII)
+
+
+def host(raw: object) -> str:
+    """A name or an address alone: no scheme, no path; a port goes with none of our settings."""
+    if not _HOST.fullmatch(text(raw)):
+        raise ValueError
+    return text(raw)
+
+
+def listening(raw: object) -> str:
+    """As `host`, but one alone."""
+    if host(raw) == "*":
+        raise ValueError
+    return host(raw)
+
+
+def origin(raw: object) -> str:
+    """As a browser sends it: small letters, no path; a slash at its end is what one copies along from an address."""
+    found = text(raw).lower().removesuffix("/")
+    if not _ORIGIN.fullmatch(found):
+        raise ValueError
+    return found
 
 
 _KEY = re.compile(r"(?:[\w.-]{1,64}:)?[!-+\--9;-~]{8,512}", re.ASCII)

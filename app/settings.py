@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from app.setting import Setting, SettingsError
-from app.settings_table import KV_CACHE_DTYPES, TABLE, default_home
+from app.settings_table import CONTEXT_TOKENS, KV_CACHE_DTYPES, TABLE, default_home
 
 __all__ = [  # the house's face for settings
+    "CONTEXT_TOKENS",
     "KV_CACHE_DTYPES",
     "SETTINGS_FILE",
     "TABLE",
@@ -29,6 +30,7 @@ __all__ = [  # the house's face for settings
     "parser",
     "read_flags",
     "version",
+    "with_source",
 ]
 
 SETTINGS_FILE = "settings.yaml"
@@ -188,8 +190,30 @@ def _pick(
     if env.get(row.env):
         return row.value(env[row.env], f"the environment's {row.env}"), f"environment {row.env}"
     if in_file.get(row.name) is not None:
-        return row.value(in_file[row.name], f"`{row.name}` in {file_path}"), SETTINGS_FILE
+        try:
+            return row.value(in_file[row.name], f"`{row.name}` in {file_path}"), SETTINGS_FILE
+        except SettingsError as error:
+            raise SettingsError(f"{error} {_without(row)}") from None
     return default, "default"
+
+
+def with_source(error: SettingsError, settings: Settings) -> str:
+    """Its words, and where the value comes from that is at fault, if not from a flag."""
+    row = next((row for row in TABLE if row.name == error.setting), None)
+    source = settings.sources[row.name] if row else ""
+    if row is None or not source.startswith((SETTINGS_FILE, "environment")):
+        return str(error)
+    if source.startswith("environment"):
+        return f"{error} The value comes from the environment's {row.env}; the flag {row.flag} goes before it."
+    return f"{error} The value comes from `{row.name}` in {settings.home / SETTINGS_FILE}. {_without(row)}"
+
+
+def _without(row: Setting) -> str:
+    """How to start while the file has a value that cannot be used."""
+    if row.takes == "nothing":
+        return "Correct that line or delete it."
+    value = row.name.split("_")[-1].upper() if row.default in (None, ()) else row.shown_default
+    return f"Correct that line or delete it, or start with `{row.flag} {value}`, which goes before it."
 
 
 def _read_file(path: Path) -> dict[str, object]:
@@ -199,7 +223,8 @@ def _read_file(path: Path) -> dict[str, object]:
     except (FileNotFoundError, NotADirectoryError):  # the latter is for `make_home` to tell
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}.") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise SettingsError(f"{path} cannot be read: {why}.") from None
     import yaml  # here, since launch.py imports this module before PyYAML is installed
 
     try:

@@ -5,7 +5,21 @@ import os
 import sys
 from pathlib import Path
 
-from app.setting import Setting, alias, choice, folder, keys, many, number, switch, text, whole
+from app.setting import (
+    Setting,
+    alias,
+    choice,
+    folder,
+    host,
+    keys,
+    listening,
+    many,
+    number,
+    origin,
+    switch,
+    text,
+    whole,
+)
 
 
 def default_home() -> Path:
@@ -20,6 +34,14 @@ def default_home() -> Path:
 KV_CACHE_DTYPES = ("auto", "fp32", "fp16", "bf16", "int8")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
+# What no machine could do, or nobody could mean. What a model or a card can do is for its load to tell.
+CONTEXT_TOKENS = (32, 16_777_216)  # a chat template alone takes some tens; the longest published context is 10 million
+_SEQUENCES = 1024  # more wait in line: beyond that a step only gets longer
+_STEP_TOKENS = (16, 1_048_576)  # one block of the cache; a step of a million tokens takes minutes on any card
+_GB = 10_000  # ten of the largest machines' memory
+_DAY_S, _YEAR_S = 86_400, 31_536_000
+_PER_MINUTE = 1_000_000_000
+
 TABLE: tuple[Setting, ...] = (
     Setting(
         name="model",
@@ -31,7 +53,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         name="host",
         default="127.0.0.1",
-        read=text,
+        read=listening,
         allowed="a host name or an address of this machine",
         help="address to listen on; 0.0.0.0 lets other machines in",
     ),
@@ -63,8 +85,8 @@ TABLE: tuple[Setting, ...] = (
         name="max_model_len",
         applies="load",
         default=None,
-        read=whole(1),
-        allowed="a whole number of tokens, 1 or more",
+        read=whole(*CONTEXT_TOKENS),
+        allowed=f"a whole number of tokens from {CONTEXT_TOKENS[0]:,} to {CONTEXT_TOKENS[1]:,}",
         help="tokens that a conversation may hold, prompt and answer together",
         default_text="the model's context, or what fits in memory",
     ),
@@ -72,16 +94,16 @@ TABLE: tuple[Setting, ...] = (
         name="max_num_seqs",
         applies="load",
         default=32,
-        read=whole(1),
-        allowed="a whole number, 1 or more",
+        read=whole(1, _SEQUENCES),
+        allowed=f"a whole number from 1 to {_SEQUENCES:,}",
         help="requests computed at once; more wait in line",
     ),
     Setting(
         name="max_num_batched_tokens",
         applies="load",
         default=None,
-        read=whole(1),
-        allowed="a whole number of tokens, 1 or more",
+        read=whole(*_STEP_TOKENS),
+        allowed=f"a whole number of tokens from {_STEP_TOKENS[0]:,} to {_STEP_TOKENS[1]:,}",
         help="tokens computed in one step at most",
         default_text="512 on a CPU, 2048 on a GPU, 8192 on one of 40 GB",
     ),
@@ -97,8 +119,8 @@ TABLE: tuple[Setting, ...] = (
         name="gpu_memory_gb",
         applies="load",
         default=None,
-        read=number(0.0),
-        allowed="a number of GB above 0",
+        read=number(0.0, _GB),
+        allowed=f"a number of GB above 0 and at most {_GB:,}",
         help="act as a GPU with so many GB (24 for a 3090 or 4090)",
         default_text="all that the card has",
     ),
@@ -134,8 +156,8 @@ TABLE: tuple[Setting, ...] = (
         name="kv_gb",
         applies="load",
         default=None,
-        read=number(0.0),
-        allowed="a number of GB above 0",
+        read=number(0.0, _GB),
+        allowed=f"a number of GB above 0 and at most {_GB:,}",
         help="size of the KV cache, in GB",
         default_text="what is left; on a CPU a quarter of free memory, at most 4",
     ),
@@ -179,8 +201,8 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         name="allowed_host",
         default=(),
-        read=many(text),
-        allowed="a host name",
+        read=many(host),
+        allowed="a host name or an address without http:// and port, or *",
         help="another name under which the server may be asked; may be given several times",
         default_text="this machine's names and every IP address",
         takes="list",
@@ -188,7 +210,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         name="allowed_origin",
         default=(),
-        read=many(text),
+        read=many(origin),
         allowed="an origin such as https://chat.example.org, or *",
         help="web pages elsewhere that may call, such as https://chat.example.org; may be given several times",
         default_text="pages of this machine",
@@ -197,16 +219,16 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         name="requests_per_minute",
         default=None,
-        read=whole(1),
-        allowed="a whole number, 1 or more",
+        read=whole(1, _PER_MINUTE),
+        allowed=f"a whole number from 1 to {_PER_MINUTE:,}",
         help="requests that each key may send in a minute",
         default_text="no limit",
     ),
     Setting(
         name="tokens_per_minute",
         default=None,
-        read=whole(1),
-        allowed="a whole number of tokens, 1 or more",
+        read=whole(1, _PER_MINUTE),
+        allowed=f"a whole number of tokens from 1 to {_PER_MINUTE:,}",
         help="tokens, prompt and answer, that each key may use in a minute",
         default_text="no limit",
     ),
@@ -268,16 +290,16 @@ TABLE: tuple[Setting, ...] = (
         name="max_models",
         applies="now",
         default=3,
-        read=whole(1),
-        allowed="a whole number, 1 or more",
+        read=whole(1, 100),
+        allowed="a whole number from 1 to 100",
         help="models in memory at once, where they fit; the one that was used longest ago makes room",
     ),
     Setting(
         name="idle_timeout",
         applies="now",
         default=None,
-        read=number(0.0),
-        allowed="a number of seconds above 0",
+        read=number(0.0, _YEAR_S),
+        allowed=f"a number of seconds above 0 and at most {_YEAR_S:,} (a year)",
         help="seconds after which a model that nobody uses gives its memory back; the next request loads it again",
         default_text="it stays",
     ),
@@ -285,16 +307,16 @@ TABLE: tuple[Setting, ...] = (
         name="drain_timeout",
         applies="now",
         default=30.0,
-        read=number(math.nextafter(0.0, -1.0)),
-        allowed="a number of seconds, 0 or more",
+        read=number(math.nextafter(0.0, -1.0), _DAY_S),
+        allowed=f"a number of seconds from 0 to {_DAY_S:,} (a day)",
         help="seconds that answers may go on when another model needs their model's place",
     ),
     Setting(
         name="step_timeout",
         applies="now",
         default=None,
-        read=number(0.0),
-        allowed="a number of seconds above 0",
+        read=number(math.nextafter(1.0, 0.0), _DAY_S),
+        allowed=f"a number of seconds from 1 to {_DAY_S:,} (a day)",
         help="seconds without the end of a step after which an engine counts as hung and is started anew",
         default_text="600 on a CPU, 120 on a GPU",
     ),
@@ -302,8 +324,8 @@ TABLE: tuple[Setting, ...] = (
         name="load_timeout",
         applies="load",
         default=600.0,
-        read=number(0.0),
-        allowed="a number of seconds above 0",
+        read=number(math.nextafter(1.0, 0.0), _DAY_S),
+        allowed=f"a number of seconds from 1 to {_DAY_S:,} (a day)",
         help="seconds without a word of an engine that loads after which it counts as hung and is started anew",
     ),
     Setting(

@@ -71,6 +71,7 @@ MAY_IMPORT = {
     "app.llm": ("app.llm", "app.chat", "app.models", *_BELOW, *_WORDS, "engine.client", "engine.config"),
     "app.server": ("app", "engine.client"),
     "app.page_rooms": ("app",),
+    "app.startable": ("app",),
     "app.page_slot": ("app.language",),
     "app.bench_front": ("app.api", "app.chat", *_WORDS),
     **{module: TORCH_FREE[:i] for i, module in enumerate(TORCH_FREE)},

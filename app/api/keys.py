@@ -81,7 +81,8 @@ def read_key_file(path: Path) -> list[ApiKey]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The key file {path} cannot be read: {error}.") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise SettingsError(f"The key file {path} cannot be read: {why}.", "key_file") from None
     keys = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):

@@ -13,7 +13,7 @@ from app.errors import AppError
 REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")  # of its page
 _MOST_GUESSED, _LONGEST_GUESSED = 3, 200
-_OTHER_NAME = "Choose another one for --model-alias."
+_OTHER_NAME = "Choose another name for it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,11 @@ class Catalog:
     def _with_alias(self, name: str, target: str) -> "Catalog":
         owner, entry = self._by_name.get(name.casefold()), self.find(target)
         if owner is not None:
-            raise AppError(400, "bad_alias", f"The alias {name!r} belongs to {owner.id} already.", hint=_OTHER_NAME)
+            what = f"The alias {name!r} belongs to {owner.id} already."
+            raise AppError(400, "bad_alias", what, hint=_OTHER_NAME, param="model_alias")
         if entry is None:
-            raise AppError(400, "bad_alias", f"The alias {name!r} stands for {target!r}, which is no model here.")
+            what = f"The alias {name!r} stands for {target!r}, which is no model here."
+            raise AppError(400, "bad_alias", what, param="model_alias")
         if entry not in self.entries:
             return Catalog(self.entries, self._elsewhere | {name: entry})
         named = replace(entry, aliases=(*entry.aliases, name))

@@ -17,7 +17,7 @@ from yaml.constructor import SafeConstructor
 from app.chat.types import TOOL_FORMATS
 from app.errors import AppError
 from app.models.catalog import REPO, Catalog, CatalogEntry, names_of
-from app.settings import KV_CACHE_DTYPES
+from app.settings import CONTEXT_TOKENS, KV_CACHE_DTYPES
 
 FORMATS = ("gptq", "awq", "compressed-tensors", "dense")  # what engine.quant reads
 EMBEDDED_IDS = tuple(f"smollm2-135m-instruct{form}" for form in ("", "-dense", "-gptq", "-awq"))
@@ -235,8 +235,8 @@ def _sampling(value: Any) -> dict[str, float | int]:
 def _load(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or set(value) - {"max_model_len", "kv_cache_dtype"}:
         raise ValueError
-    if "max_model_len" in value:
-        _context(value["max_model_len"])
+    if "max_model_len" in value and not isinstance(_number(value["max_model_len"], *CONTEXT_TOKENS), int):
+        raise ValueError
     if value.get("kv_cache_dtype", "auto") not in KV_CACHE_DTYPES:
         raise ValueError
     return value
@@ -276,7 +276,10 @@ _KEYS: Mapping[str, _Key] = {
         "a block of " + ", ".join(f"{name} ({low} to {high})" for name, (low, high) in _SAMPLING_RANGES.items()),
     ),
     "load": _Key(
-        _load, "a block of max_model_len (tokens) and kv_cache_dtype (one of " + ", ".join(KV_CACHE_DTYPES) + ")"
+        _load,
+        f"a block of max_model_len ({CONTEXT_TOKENS[0]} to {CONTEXT_TOKENS[1]} tokens) and kv_cache_dtype (one of "
+        + ", ".join(KV_CACHE_DTYPES)
+        + ")",
     ),
     "best_from_gb": _Key(lambda value: _number(value, 0, 10_000), "a number of GB"),
     "tool_format": _Key(_tool_format, "one of " + ", ".join(TOOL_FORMATS)),

@@ -72,7 +72,7 @@ class Library:
             return outline_of_repo(entry.repo, entry.revision, self._token())
         folder = self.shelf.folder(entry)
         if not folder.is_dir():
-            hint = f"`python launch.py models pull {entry.id}` makes it."
+            hint = f"Load it, or make it with `python launch.py models pull {entry.id}`."
             raise AppError(404, "not_downloaded", f"{entry.id} is prepared by Fireside and not here yet.", hint=hint)
         return outline_of_folder(whole_folder(folder))
 

@@ -100,7 +100,9 @@ class ModelShelf:
             what = f"The id is {own_id!r}; it must be made of letters, digits, dots, dashes and underscores."
             raise AppError(400, "bad_request", what, param="id")
         if any(own_id.casefold() == known.id.casefold() for known in self.entries()):
-            raise AppError(409, "already_there", f"The id {own_id} is taken.", hint="Give another: --id.", param="id")
+            raise AppError(
+                409, "already_there", f"The id {own_id} is taken.", hint="Choose another name for it.", param="id"
+            )
         with self._checked_after():
             add_block(self._own_file, own_id, keys)
         return self.resolve(own_id)
@@ -110,7 +112,7 @@ class ModelShelf:
         max_model_len, kv_cache_dtype for its loads. None takes one out again. Raises AppError (400) for a bad value.
         """
         if entry not in self._catalog.entries:
-            hint = "Add it first (`models add`)."
+            hint = "Add it to your models first."
             raise AppError(400, "not_listed", f"{entry.id} is not in the catalogue.", hint=hint, param="model")
         changes = {}
         for block, before in (("sampling", entry.sampling), ("load", entry.load)):
@@ -200,7 +202,7 @@ class ModelShelf:
         """File -> verified, unverified, damaged or missing. Reads every byte. Raises AppError where it is not here."""
         folder = self.folder(entry)
         if not folder.is_dir():
-            raise AppError(404, "not_downloaded", f"{entry.id} is not here.", hint="`models pull` downloads it.")
+            raise AppError(404, "not_downloaded", f"{entry.id} is not here.", hint="Download it first.")
         return _verdicts(folder, on_report)
 
     def repair(self, entry: CatalogEntry, on_progress: Progress, on_report: OnReport = unheard) -> Path:

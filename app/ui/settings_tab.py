@@ -13,7 +13,7 @@ from app import settings as settings_module
 from app.background import in_daemon_thread
 from app.errors import AppError
 from app.models.own_catalog import put_key, remove_block
-from app.settings import SETTINGS_FILE, TABLE, Setting, Settings, SettingsError
+from app.settings import SETTINGS_FILE, TABLE, Setting, Settings, SettingsError, with_source
 from app.ui.live import Hub
 
 _HEADING = "# Fireside's settings; `python launch.py --help` lists them.\n"
@@ -60,6 +60,7 @@ class SettingsDesk:
         if row is None or row.is_secret or name == "home":
             raise AppError(400, "bad_setting", f"`{name[:100]}` cannot be set in {SETTINGS_FILE}.", param="name")
         before = self._path.read_text("utf-8") if self._path.exists() else None
+        to_come = None
         try:
             if value is None:
                 remove_block(self._path, name)
@@ -69,7 +70,8 @@ class SettingsDesk:
             self._check(to_come)
         except SettingsError as error:
             self._restore(before)
-            raise AppError(400, "bad_setting", str(error), param="value") from None
+            told = str(error) if to_come is None or error.setting == name else with_source(error, to_come)
+            raise AppError(400, "bad_setting", told, param="value") from None
         return to_come
 
     def follow(self, to_come: Settings) -> None:
@@ -146,6 +148,8 @@ def _kind(row: Setting) -> str:
 
 def _plain(checked: Any, given: Any) -> Any:
     """What goes into the file: a number as a number, all else as it was written."""
+    if isinstance(checked, float) and checked.is_integer():
+        return int(checked)
     return checked if isinstance(checked, bool | int | float | str) else given
 
 
@@ -155,4 +159,6 @@ def _shown(row: Setting, value: Any) -> Any:
         return str(len(value)) if value else None
     if isinstance(value, tuple):
         return ["=".join(each) if isinstance(each, tuple) else str(each) for each in value]
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value  # 30, not 30.0
     return str(value) if isinstance(value, Path) else value

@@ -234,7 +234,7 @@ def test_a_host_that_is_not_ours_is_told(host: str, told: str, tmp_path: Path) -
     chosen = settings.load({"host": host, "home": tmp_path, "port": 0}, {})
     with pytest.raises(OSError) as refused:
         server.bind(host, 0)
-    assert told in server.explain_bind_error(chosen, refused.value)
+    assert told in str(server.explain_bind_error(chosen, refused.value))
 
 
 def test_a_wrong_setting_ends_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,8 +41,8 @@ def test_every_default_passes_its_own_check(tmp_path: Path) -> None:
 
 
 def test_what_may_come_several_times_is_a_list_in_each_source(tmp_path: Path) -> None:
-    flags = read_flags(["--allowed-host", "a", "--allowed-host", "b,c", "--model-alias", "gpt-4o = owner/x=y"])
-    assert flags == {"allowed_host": ("a", "b,c"), "model_alias": (("gpt-4o", "owner/x=y"),)}
+    flags = read_flags(["--allowed-host", "a", "--allowed-host", "b", "--model-alias", "gpt-4o = owner/x=y"])
+    assert flags == {"allowed_host": ("a", "b"), "model_alias": (("gpt-4o", "owner/x=y"),)}
     assert load({}, {"FIRESIDE_HOME": str(tmp_path), "FIRESIDE_ALLOWED_HOST": "a, b,"}).allowed_host == ("a", "b")
     assert load({}, with_file(tmp_path, "allowed_host: [a, b]\nmodel_alias: x=y")).allowed_host == ("a", "b")
 
@@ -149,3 +149,54 @@ def test_what_settings_allow_the_engine_accepts() -> None:
     }
     defaults = EngineConfig(model=settings.TABLE[0].default)
     assert EngineConfig(**changed) == defaults
+
+
+SENSELESS = [
+    ("host", "bad host"),
+    ("host", "http://127.0.0.1"),
+    ("max_model_len", "1"),
+    ("max_model_len", "99999999"),
+    ("max_num_seqs", "100000"),
+    ("max_num_batched_tokens", "1"),
+    ("kv_gb", "1e9"),
+    ("gpu_memory_gb", "1e9"),
+    ("step_timeout", "0.001"),
+    ("load_timeout", "1e12"),
+    ("idle_timeout", "1e12"),
+    ("max_models", "100000"),
+    ("allowed_origin", "foo"),
+    ("allowed_origin", "https://chat.example.org/path"),
+    ("allowed_host", "https://nas.local"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SENSELESS)
+def test_what_nobody_could_mean_is_refused_from_each_source(name: str, value: str, tmp_path: Path) -> None:
+    row = next(row for row in settings.TABLE if row.name == name)
+    told = f"{value!r}; it must be {row.allowed}"
+    with pytest.raises(SettingsError) as from_env:
+        load({}, {"FIRESIDE_HOME": str(tmp_path), row.env: value})
+    with pytest.raises(SettingsError) as from_flag:
+        read_flags([f"{row.flag}={value}"])
+    with pytest.raises(SettingsError) as from_file:
+        load({}, with_file(tmp_path, f"{name}: {value!r}"))
+    assert told in str(from_env.value) and told in str(from_flag.value) and told in str(from_file.value)
+    assert f"start with `{row.flag} " in str(from_file.value), "the way to start without it"
+
+
+def test_an_origin_is_taken_as_a_browser_sends_it(tmp_path: Path) -> None:
+    found = load({}, with_file(tmp_path, "allowed_origin: [https://Chat.example.org/, app://obsidian.md, '*']"))
+    assert found.allowed_origin == ("https://chat.example.org", "app://obsidian.md", "*")
+
+
+def test_a_list_that_is_wrong_is_shown_as_it_was_written() -> None:
+    row = next(row for row in settings.TABLE if row.name == "model_alias")
+    with pytest.raises(SettingsError, match="is 'x'; it must be NAME=MODEL"):
+        row.value(["x"], "`model_alias`")
+
+
+def test_a_number_is_told_the_same_way_as_its_default() -> None:
+    assert {row.shown_default for row in settings.TABLE if row.name in ("drain_timeout", "load_timeout")} == {
+        "30",
+        "600",
+    }

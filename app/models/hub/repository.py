@@ -121,14 +121,17 @@ def hub_errors(repo: str, folder: Path | None = None) -> Iterator[None]:
         yield
     except GatedRepoError as error:
         hint = (
-            f"Accept its terms at {page}, make a token there, and give it with `python launch.py models token`, "
-            "`hf auth login` or HF_TOKEN."
+            f"Accept its terms at {page}, make a token there, and give it in the page's Models, with "
+            "`python launch.py models token`, `hf auth login` or HF_TOKEN."
         )
         raise AppError(
             401, "gated_model", f"{repo} is given only to people who accepted its terms.", hint=hint
         ) from error
     except RepositoryNotFoundError as error:
-        hint = "Check the spelling (owner/name). A private one needs a token: `python launch.py models token`."
+        hint = (
+            "Check the spelling (owner/name). A private one needs a token, given in the page's Models or with "
+            "`python launch.py models token`."
+        )
         raise AppError(404, "model_not_found", f"{page} does not exist, or is private.", hint=hint) from error
     except RevisionNotFoundError as error:
         hint = "Correct `revision` in models.yaml, or leave it out."

@@ -22,6 +22,7 @@ _FILES = (
     "app/settings_table.py",
     "app/errors.py",
     "app/server.py",
+    "app/startable.py",
     *(f"app/api/{name}.py" for name in _API),
 )
 _SILENT = (  # grammars, SQL, a socket's refusals, a terminal's commands and benches: nobody reads these on the page
@@ -142,8 +143,6 @@ _NEVER_SHOWN = frozenset(
         "`python launch.py models --help` lists the commands for models. `python launch.py test [pytest arguments]` "
         "installs the development set and runs the tests. Each flag has an environment name (FIRESIDE_PORT for --port) "
         "and a key in settings.yaml in the home folder (port).",
-        "Port {} on {} is taken: another program, or another Fireside, listens there. Choose another with --port {}, "
-        "or end that program.",
         "{}\nThe page is at {}; the next message there tries again. To take another model: Ctrl-C, then start with "
         "--model.",
         "text/markdown; charset=utf-8",
@@ -170,9 +169,6 @@ _NEVER_SHOWN = frozenset(
         "Application Support",
         "{}. `python launch.py --help` lists what there is.",
         "4-bit language models on your own machine, as a browser chat and an OpenAI-style endpoint.",
-        "The host {} cannot be found: {}. Use --host 127.0.0.1, or an address of this machine.",
-        "This user may not listen on port {}. Choose one above 1023 with --port 8000.",
-        "Cannot listen on {}, port {}: {}. Check --host and --port.",
         "Fireside is starting at {} (Ctrl-C ends it).",
         "Fireside is ready: {}  ({}, {} tokens of context)",
         "python -m app.api.keys",
