@@ -4,12 +4,14 @@ Knows no HTTP. Every method blocks (call it through `app.background`) and may be
 returned outlives a kill of the process, and a loss of power too unless it is a piece of an answer in the making.
 """
 
+import itertools
 import json
 import os
+import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -252,13 +254,22 @@ class History:
             return [_chat(db, insert_whole(db, chat, self._new_id)) for chat in chats]
 
     def branch(self, node_id: str) -> Chat:
-        """A new chat with what leads to this message, and nothing else of its chat."""
+        """A new chat with what leads to this message, and nothing else of its chat; its title has a number."""
         with self._database.writing() as db:
             chat = _chat(db, _node(db, node_id).chat_id)
             above = _ids_above(db, node_id)
             whole = read_whole(db, chat)
             kept = tuple(message for message in whole.messages if message.id in above)
-            now = {"leaf_id": node_id, "is_pinned": False, "created_at": 0.0, "updated_at": 0.0, "messages": kept}
+            titles = {row["title"] for row in db.execute("SELECT title FROM chats")}
+            title = _numbered(chat.title, titles)
+            now = {
+                "title": title,
+                "leaf_id": node_id,
+                "is_pinned": False,
+                "created_at": 0.0,
+                "updated_at": 0.0,
+                "messages": kept,
+            }
             return _chat(db, insert_whole(db, whole.model_copy(update=now), self._new_id))
 
     # Attachments
@@ -365,6 +376,12 @@ def _not_found(what: str, its_id: str) -> AppError:
 def _title(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _TITLE_CHARS else f"{line[:_TITLE_CHARS].rstrip()}…"
+
+
+def _numbered(title: str, others: Collection[str]) -> str:
+    """ "A walk" -> "A walk (2)", or the next number that no other has."""
+    stem = re.sub(r" \(\d+\)$", "", title)
+    return next(name for number in itertools.count(2) if (name := f"{stem} ({number})") not in others)
 
 
 def _own_name() -> str:

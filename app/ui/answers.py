@@ -309,7 +309,7 @@ def _scored(token: ScoredToken) -> list[Any]:
 
 
 def _words(token: bytes) -> str:
-    return token.decode("utf-8", "replace")
+    return token.decode("utf-8", "backslashreplace")  # a part of a character is told by its bytes
 
 
 @asynccontextmanager

@@ -120,6 +120,7 @@ _MISLEADING = {
     "a list of another mark": "- a\n- b\n* c\n* d",
     "a formula with an empty line in it": "Look:\n\n$$\nx\n\ny\n$$\n\nThe end of it all.",
     "a long paragraph": "plain words " * 400 + "and **bold** ones\n\nThe end of it all.",
+    "tasks": "- [ ] to do\n- [x] done\n- [x]no task\n- [ ] more of it\n\n[x] no task either, the end of it all.",
     "a link that is defined at last": "See [there][a].\n\n- one\n- two\n\n[a]: https://example.org/",
     "a table after words": "Words\n| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n\nThe end of it all.",
 }

@@ -322,7 +322,8 @@ def test_edit_and_answer_again_make_versions_that_can_be_looked_through(
     tab = open_tab()
     tab.send("say: first")
     expect(tab.finished.last).to_contain_text("first")
-    tab.press("Answer again")
+    again = tab.page.get_by_role("button", name="Answer again")
+    again.evaluate("button => { for (let i = 0; i < 3; i++) button.click(); }")  # a hasty hand
     expect(tab.finished.get_by_text("2/2")).to_be_visible()
     tab.box.press("ArrowUp")
     tab.page.get_by_role("textbox", name="Edit your message").fill("say: second")
@@ -467,8 +468,10 @@ def test_a_killed_server_loses_nothing_that_was_shown_and_the_tab_goes_on(browse
     expect(tab.page.locator(".fs-stage")).to_have_text("Fireside is not running")
     shown = tab.answers.last.get_by_test_id("bot").inner_text()
     tab.box.fill("say: typed meanwhile")
+    expect(tab.page.get_by_text("The connection to Fireside is lost")).to_be_visible()
     with _killable(history, server.port):
         expect(tab.finished.last).to_contain_text("Cut: Fireside ended")
+        expect(tab.page.get_by_text("The connection to Fireside is lost")).to_be_hidden()
         expect(tab.answers).to_have_count(2)
         words = tab.finished.last.get_by_test_id("bot").inner_text()
         assert words.startswith(shown) and words.split() == [f"n{i}" for i in range(len(words.split()))]

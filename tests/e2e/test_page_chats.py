@@ -248,6 +248,8 @@ def test_a_file_is_counted_sent_along_and_refused_where_it_is_no_text(
     assert house.service.requests == [] and tab.box.input_value() == "What does it print?"
     tab.shoot("attachments")
     tab.page.get_by_role("button", name="Remove photo.png").click()
+    expect(tab.page.get_by_text("photo.png could not be read. Remove it")).to_be_hidden()
+    expect(tab.box).to_be_focused()
     tab.box.press("Enter")
     expect(tab.finished).to_have_count(1)
     assert house.service.requests[-1].messages[-1].content == (

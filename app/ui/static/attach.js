@@ -48,6 +48,7 @@ class Attachments {
   }
 
   add(files) {
+    this.#chat.composer.tell(""); // it may have been about those before
     const added = files.map((file) => this.#entry(file.name, (entry) => this.#read(file, entry)));
     this.#keep(this.#chatId, [...this.#files, ...added]);
   }
@@ -125,6 +126,8 @@ class Attachments {
   #chip(entry) {
     const remove = el("button", { type: "button", class: "fs-icon", text: "×", "aria-label": t("attach.remove", { name: entry.name }), on: { click: () => {
       this.#keep(this.#chatId, this.#files.filter((each) => each !== entry));
+      this.#chat.composer.tell("");
+      this.#chat.composer.focus();
     } } });
     return el("li", {}, el("span", { class: "fs-attached-name", text: entry.name, title: entry.name }), entry.told, remove);
   }

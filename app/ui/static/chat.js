@@ -25,6 +25,8 @@ class Chat {
   #listeners = new Set();
   #nodes = [];
   #status = null; // of the model in hand
+  #isLost = false; // the connection
+  #isBusy = false; // with what a button under a message does
   #inMemory = []; // all models that are loaded or loading
 
   constructor(root) {
@@ -45,6 +47,7 @@ class Chat {
     this.incognitoNote = root.querySelector("#fs-incognito-note");
     live.watch("status", (event) => this.#watchStatus(event));
     live.watch("models", (event) => this.#watchModels(event));
+    live.onState((isOpen) => this.#connected(isOpen));
   }
 
   // -- for other modules
@@ -171,13 +174,24 @@ class Chat {
   #actions() {
     return {
       edit: (node, element) => this.#edit(node, element),
-      again: (node) => this.#again(node),
-      goOn: (node) => this.#command("ui/talk/go_on", { node_id: node.id }),
+      again: (node) => this.#once(() => this.#again(node)),
+      goOn: (node) => this.#once(() => this.#command("ui/talk/go_on", { node_id: node.id })),
       turn: (node, step) => this.#command("ui/talk/turn", { node_id: node.id, step }),
       keep: (node) => this.#command("ui/talk/turn", { node_id: node.id }),
-      branch: (node) => this.#branch(node),
+      branch: (node) => this.#once(() => this.#branch(node)),
       saying: (work) => this.#saying(work),
     };
+  }
+
+  /** A button that is pressed again while its work is done does nothing more. */
+  async #once(work) {
+    if (this.#isBusy) return;
+    this.#isBusy = true;
+    try {
+      await work();
+    } finally {
+      this.#isBusy = false;
+    }
   }
 
   /** Of answers side by side each is made again in its own way, unless two ways are chosen now. */
@@ -297,6 +311,13 @@ class Chat {
     if (event.kind !== "state") return;
     this.#inMemory = event.models;
     this.#drawWaiting();
+  }
+
+  /** Without a connection nothing comes and nothing can be sent; once it is back all that came meanwhile is read. */
+  #connected(isOpen) {
+    if (isOpen && this.#isLost) this.composer.tell("");
+    this.#isLost = !isOpen;
+    if (!isOpen) this.composer.tell(t("chat.lost"), { stays: true });
   }
 
   #gone() {

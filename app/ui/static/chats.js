@@ -22,7 +22,7 @@ class ChatList {
     this.#chat = chat;
     this.search = el("input", { type: "search", id: "fs-search", placeholder: t("chats.search"), "aria-label": t("chats.search_label"),
       autocomplete: "off", on: { input: () => this.#typed(), keydown: (event) => this.#searchKey(event) } });
-    this.more = el("button", { type: "button", class: "fs-quiet", text: t("chats.more"), on: { click: () => this.#readMore() } });
+    this.more = el("button", { type: "button", class: "fs-quiet", text: t("chats.more"), hidden: true, on: { click: () => this.#readMore() } });
     this.told = new Told(() => this.search.focus());
     this.list = el("nav", { class: "fs-chats-list", "aria-label": t("chats.list"), on: { click: (event) => this.#picked(event) } });
     this.file = el("input", { type: "file", multiple: true, accept: ".json,.md,.markdown,.zip", hidden: true,

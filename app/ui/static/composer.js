@@ -6,6 +6,7 @@ export class Composer {
   #form; #box; #button; #told; #chatId = "";
   #onSend; #onStop; #onEditLast;
   #toldLater = new Map(); // why a message was refused, by the chat that was left meanwhile
+  #stays = false; // what is told
   isWriting = false; // an answer of this chat is being written
 
   /** onSend(text) sends; onStop() stops; onEditLast() edits the latest message. */
@@ -14,7 +15,7 @@ export class Composer {
     this.#onStop = onStop;
     this.#onEditLast = onEditLast;
     this.#box = el("textarea", { id: "fs-message", rows: 1, placeholder: t("chat.placeholder"), "aria-label": t("chat.message"),
-      enterkeyhint: "send", on: { input: () => this.#typed(), keydown: (event) => this.#key(event) } });
+      enterkeyhint: "send", on: { input: () => this.#edited(), keydown: (event) => this.#key(event) } });
     this.#button = el("button", { type: "submit", class: "fs-send", text: t("chat.send") });
     this.#told = el("p", { class: "fs-error", role: "alert", hidden: true });
     this.tray = el("div", { class: "fs-tray" }); // what goes along with the message
@@ -38,8 +39,9 @@ export class Composer {
     this.#box.focus();
   }
 
-  /** Say what went wrong, until the next try. */
-  tell(words) {
+  /** Say what went wrong, until something is done about it; what `stays` is no matter of what is written here. */
+  tell(words, { stays = false } = {}) {
+    this.#stays = stays;
     setText(this.#told, words);
     this.#told.hidden = !words;
   }
@@ -64,6 +66,11 @@ export class Composer {
     this.isWriting = isWriting;
     setText(this.#button, t(isWriting ? "chat.stop" : "chat.send"));
     this.#button.classList.toggle("fs-stop", isWriting);
+  }
+
+  #edited() {
+    if (!this.#stays) this.tell("");
+    this.#typed();
   }
 
   #typed() {

@@ -28,22 +28,25 @@ function rootOf(name) {
   return document.getElementById(`fs-room-${name}`);
 }
 
-function addressed() {
-  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+function addressed(url) {
+  const [name, ...rest] = new URL(url).hash.replace(/^#\/?/, "").split("/");
   return name in ROOMS ? [name, rest.join("/")] : ["chat", ""];
 }
 
-async function show() {
-  const [name, rest] = addressed();
+/** url: of the page, with the room behind its "#". Each address is shown in its turn, also where the next was chosen
+ *  before this one could be. */
+async function show(url) {
+  const [name, rest] = addressed(url);
   showRoom(name);
   for (const each of Object.keys(ROOMS)) rootOf(each).hidden = each !== name;
   for (const link of document.querySelectorAll("#fs-tabs a")) {
     if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  if (shown && shown !== name) (await started.get(shown))?.closed?.();
+  if (shown && shown !== name) started.get(shown).then((room) => room?.closed?.()); // it may still be loading
   shown = name;
-  (await start(name))?.opened?.(rest);
+  const room = await start(name);
+  if (shown === name) room?.opened?.(rest);
 }
 
 function start(name) {
@@ -67,5 +70,5 @@ applyTheme();
 onRemembered("language", () => location.reload());
 drawFrame();
 startModelChoice(document.getElementById("fs-status"));
-window.addEventListener("hashchange", show);
-show().then(() => start("chat")); // its keys work in every room
+window.addEventListener("hashchange", (event) => show(event.newURL));
+show(location.href).then(() => start("chat")); // its keys work in every room

@@ -10,6 +10,7 @@ const HIGHLIGHT_MOST_CHARS = 32_000; // of a code block
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: false });
 addMath(markdown);
 addLineBreaks(markdown);
+markdown.core.ruler.push("tasks", drawTasks);
 markdown.renderer.rules.image = (tokens, index) => {
   const token = tokens[index];
   const escape = markdown.utils.escapeHtml;
@@ -36,6 +37,15 @@ function addLineBreaks(md) {
     if (!silent) state.push("hardbreak", "br", 0);
     state.pos += found[0].length;
     return true;
+  });
+}
+
+/** "- [ ] to do" and "- [x] done" as boxes, empty and ticked. */
+function drawTasks({ tokens }) {
+  tokens.forEach(({ type, children }, at) => {
+    const first = type === "inline" && tokens[at - 2]?.type === "list_item_open" ? children[0] : null;
+    const found = first?.type === "text" && /^\[([ xX])\] /.exec(first.content);
+    if (found) first.content = (found[1] === " " ? "☐ " : "☑ ") + first.content.slice(found[0].length);
   });
 }
 

@@ -6,6 +6,11 @@ function percent(logprob) {
   return `${(100 * Math.exp(logprob)).toFixed(1)} %`;
 }
 
+/** With its blanks to be seen; bytes of a part of a character come as "\\xf0". */
+function quoted(text) {
+  return `"${text.replaceAll("\n", "\\n").replaceAll("\t", "\\t")}"`;
+}
+
 /** tokens: [text, log-probability, [[text, log-probability], ...]] */
 export function drawProbabilities(tokens) {
   const shown = tokens.filter(([text]) => text);
@@ -42,8 +47,8 @@ function tell(told, token, root, tokens) {
   if (!token) return;
   const [text, logprob, likeliest] = tokens[token.dataset.index];
   told.replaceChildren(
-    el("strong", { text: `${JSON.stringify(text)} ${percent(logprob)}` }),
-    el("ol", {}, ...likeliest.map(([other, each]) => el("li", { text: `${JSON.stringify(other)} ${percent(each)}` }))));
+    el("strong", { text: `${quoted(text)} ${percent(logprob)}` }),
+    el("ol", {}, ...likeliest.map(([other, each]) => el("li", { text: `${quoted(other)} ${percent(each)}` }))));
   const place = token.getBoundingClientRect(), frame = root.getBoundingClientRect();
   told.style.left = `${Math.max(0, Math.min(place.left - frame.left, frame.width - 180))}px`;
   told.style.top = `${place.bottom - frame.top + 4}px`;

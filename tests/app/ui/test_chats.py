@@ -141,6 +141,9 @@ def test_a_branch_is_a_new_chat(house: House) -> None:
     second = house.book.kept.path(house.get(f"chats/{chat_id}")["leaf_id"])[1]
     branched = house.post("chats/branch", {"node_id": second.id})
     assert [node.text for node in house.book.kept.path(branched["leaf_id"])] == ["ask", "answer"]
+    again = house.post("chats/branch", {"node_id": branched["leaf_id"]})
+    title = house.get(f"chats/{chat_id}")["title"]
+    assert [branched["title"], again["title"]] == [f"{title} (2)", f"{title} (3)"]
 
 
 @pytest.mark.parametrize("form", ["json", "markdown"])

@@ -115,7 +115,7 @@ export default {
   "chat.new": "New chat",
   "chat.incognito": "Incognito",
   "chat.incognito_new": "New incognito chat",
-  "chat.incognito_note": "Incognito: this chat is kept in memory alone and is gone when Fireside ends.",
+  "chat.incognito_note": "Incognito: this chat is kept in memory alone and is gone once it is left.",
   "chat.keys": "Enter sends, Shift+Enter starts a new line, Esc stops, Ctrl+/ shows all keys",
   "chat.welcome": "What is on your mind?",
   "chat.welcome_more": "The model runs on this machine. Nothing you write leaves it.",

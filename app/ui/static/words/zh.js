@@ -114,7 +114,7 @@ export default {
   "chat.new": "新对话",
   "chat.incognito": "无痕",
   "chat.incognito_new": "新建无痕对话",
-  "chat.incognito_note": "无痕：此对话只保存在内存中，Fireside 结束后即消失。",
+  "chat.incognito_note": "无痕：此对话只保存在内存中，离开后即消失。",
   "chat.keys": "Enter 发送，Shift+Enter 换行，Esc 停止，Ctrl+/ 显示所有快捷键",
   "chat.welcome": "你在想什么？",
   "chat.welcome_more": "模型在这台机器上运行，你写的内容不会离开它。",
