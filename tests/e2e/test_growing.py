@@ -144,6 +144,8 @@ def test_what_looked_otherwise_while_it_came_is_drawn_as_the_whole_is(tab: Tab) 
         for size in (1, 2, 7) if len(text) < 1000 else (40,):
             grown, whole = tab.page.evaluate(_BOTH, [text, size])
             assert grown == whole, (kind, size)
+        if kind == "tasks":
+            assert all(words in grown for words in ("☐ to do", "☑ done", "[x]no task", "[x] no task either"))
 
 
 # Selects the words "first words" in the paragraph or the code that grows.

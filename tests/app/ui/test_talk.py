@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from app.chat.types import ScoredToken
 from app.errors import AppError
 from app.history.book import Book
 from app.ui import refusals
 from app.ui.chat_room import chat_room
 from app.ui.live import Hub
 from app.ui.status import ModelStatus
+from tests.app.ui import scripted
 from tests.app.ui.scripted import ScriptedService
 
 
@@ -299,6 +302,16 @@ def test_probabilities_are_kept_beside_the_text_and_read_by_themselves(house: Ho
     assert answer["has_tokens"] and "tokens" not in answer["meta"]
     tokens = house.client.get(f"/ui/talk/tokens/{answer['id']}").json()["tokens"]
     assert tokens == [[word, -0.6931, [[word, -0.6931], ["other", -1.3863]]] for word in ("one ", "two")]
+
+
+def test_a_token_that_is_a_part_of_a_character_is_told_by_its_bytes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = ScoredToken(b"\xf0\x9f", True, -0.5, ((b"\xf0\x9f", -0.5), ("é".encode(), -1.0)))
+    monkeypatch.setattr(scripted, "_scored", lambda delta: replace(delta, logprobs=(part,)))
+    _, answer = house.say("say: one", shows_probabilities=True)
+    tokens = house.client.get(f"/ui/talk/tokens/{answer['id']}").json()["tokens"]
+    assert tokens == [["\\xf0\\x9f", -0.5, [["\\xf0\\x9f", -0.5], ["é", -1.0]]]]
 
 
 def test_only_the_last_messages_of_a_long_chat_are_read_and_earlier_ones_on_request(house: House) -> None:
