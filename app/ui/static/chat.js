@@ -7,6 +7,7 @@ import { ask, el, focusIsLost, live, Refused, setText, t } from "./core.js";
 import { Compare } from "./compare.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
+import { edit } from "./editing.js";
 import { drawMeter, figuresLine } from "./figures.js";
 import { watchKeys } from "./keys.js";
 import { button } from "./messages.js";
@@ -232,39 +233,12 @@ class Chat {
     }
   }
 
-  /** Put a box in place of the message; what is sent from it is a version of it. */
   #edit(node, element) {
-    const box = el("textarea", { "aria-label": t("chat.edit_label"), rows: Math.min(12, node.text.split("\n").length + 1) });
-    box.value = node.text;
-    const told = el("p", { class: "fs-error", role: "alert", hidden: true });
-    const form = el("form", { class: "fs-edit" }, box, told, el("div", {},
-      button("chat.edit_cancel", () => close()), el("button", { type: "submit", class: "fs-send", text: t("chat.edit_send") })));
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      const attachment_ids = node.attachments.map((file) => file.id);
-      const refusal = await this.#begin("ui/talk/send", { chat_id: this.#id, parent_id: node.parent_id, is_version: true, text: box.value, attachment_ids });
-      setText(told, refusal);
-      told.hidden = !refusal;
-      if (!refusal) close();
+    const place = { chat_id: this.#id, parent_id: node.parent_id, is_version: true, attachment_ids: node.attachments.map((file) => file.id) };
+    edit(node, element, {
+      send: (text) => this.#begin("ui/talk/send", { ...place, text }),
+      focusElse: () => this.composer.focus(), // the message has another version now
     });
-    form.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") close();
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) form.requestSubmit();
-      else return;
-      event.preventDefault();
-      event.stopPropagation();
-    });
-    const cameFrom = document.activeElement;
-    const close = () => {
-      form.remove();
-      element.classList.remove("fs-editing");
-      cameFrom.focus();
-      if (focusIsLost()) this.composer.focus(); // the message has another version now
-    };
-    element.querySelector(".fs-edit")?.remove();
-    element.classList.add("fs-editing");
-    element.append(form);
-    box.focus();
   }
 
   /** Go on from this message in a chat of its own. */
