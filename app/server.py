@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
+    from app.models.hub.downloads import Download
     from app.models.manager import ModelManager
     from app.models.status import ModelStatus
     from app.page_slot import PageSlot
@@ -173,6 +174,7 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
             owner.load(settings.model)
         logging.getLogger("fireside").addHandler(lately)
         page = asyncio.create_task(_run_page(slot, lambda: build_page(behind)))
+        library.downloads.on_wanted = loading(owner, asyncio.get_running_loop())
         library.downloads.take_up()
         try:
             yield
@@ -197,6 +199,20 @@ def build_app(settings: Settings, manager: "ModelManager | None" = None) -> "Fas
     )
     app.mount("/", slot)
     return app
+
+
+def loading(manager: "ModelManager", loop: asyncio.AbstractEventLoop) -> "Callable[[Download], None]":
+    """Loads what was downloaded to be used; called in the downloads' thread."""
+
+    def load(download: "Download") -> None:
+        def now() -> None:
+            with contextlib.suppress(AppError):  # Fireside is ending
+                manager.load(download.repo)
+
+        with contextlib.suppress(RuntimeError):  # it has ended
+            loop.call_soon_threadsafe(now)
+
+    return load
 
 
 def new_manager(settings: Settings) -> "ModelManager":

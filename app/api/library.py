@@ -159,9 +159,14 @@ def library_router(library: Library, shelf: Shelf) -> APIRouter:
 
 
 def download_told(download: Download) -> dict[str, Any]:
-    """error is that of a download that failed: code, message, hint."""
+    """error is that of a download that failed: code, message, hint. is_to_load: it is loaded once it is here."""
     report = download.report
-    told: dict[str, Any] = {"model": download.repo, "state": download.state, "error": download.error}
+    told: dict[str, Any] = {
+        "model": download.repo,
+        "state": download.state,
+        "error": download.error,
+        "is_to_load": download.is_to_load,
+    }
     if report is None:
         return told
     files = [

@@ -84,12 +84,12 @@ class Library:
     def known_downloads(self) -> list[Download]:
         return self.downloads.known()
 
-    def pull(self, name: str) -> Download:
-        """Queue its download; one that is under way stays as it is. Raises AppError."""
+    def pull(self, name: str, *, is_to_load: bool = False) -> Download:
+        """Queue its download; one that is under way goes on as it is. Raises AppError."""
         entry = self.shelf.resolve(name)
         if entry.repo is None:
             raise AppError(400, "not_downloadable", f"{entry.id} is not downloaded from the hub.", param="model")
-        return self.downloads.add(self._name(entry), entry)
+        return self.downloads.add(self._name(entry), entry, is_to_load=is_to_load)
 
     def pause(self, name: str) -> Download:
         return self.downloads.pause(self._name(self.shelf.resolve(name)))

@@ -3,7 +3,8 @@ where the disk goes. Reads the disk, asks no hub.
 """
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ _MOST_GB_ON_A_CPU = 4
 class Disk:
     """
     models    (id or folder's name, bytes), the largest first
-    other     (what, bytes): all else in the home folder
+    other     (what, bytes): all else in the home folder: conversations, settings, logs, cache, working
     """
 
     home: str
@@ -128,16 +129,37 @@ class Disk:
 def disk(home: Path, shelf: ModelShelf) -> Disk:
     models_folder = home / "models"
     ids = {shelf.folder(entry): entry.id for entry in shelf.entries()}
-    in_models = [(ids.get(path, path.name), bytes_in(path)) for path in _inside(models_folder)]
-    elsewhere = [(path.name, bytes_in(path)) for path in _inside(home) if path != models_folder]
+    models = [(_model_of(path, ids), bytes_in(path)) for path in _inside(models_folder)]
+    elsewhere = [(_kind_of(path.name), bytes_in(path)) for path in _inside(home) if path != models_folder]
     usage = shutil.disk_usage(home)
     return Disk(
         home=str(home),
         total_bytes=usage.total,
         free_bytes=usage.free,
-        models=_largest_first(in_models),
+        models=_largest_first(models),
         other=_largest_first(elsewhere),
     )
+
+
+_KINDS = (  # how a name in the home folder begins
+    ("conversations", ("history.db",)),
+    ("settings", ("settings.yaml", "models.yaml", "api-keys", "hub-token", "tls")),
+    ("logs", ("logs", "engine-")),
+    ("cache", ("cache",)),
+)
+
+
+def _kind_of(name: str) -> str:
+    return next((kind for kind, begins in _KINDS if name.lstrip(".").startswith(begins)), "working")
+
+
+def _model_of(path: Path, ids: Mapping[Path, str]) -> str:
+    """Of a model's folder, or of what lies beside it while it comes (".NAME.download")."""
+    name = path.name
+    for ending in (".download.json", ".download", ".lock"):
+        if name.startswith(".") and name.endswith(ending):
+            name = name[1:].removesuffix(ending)
+    return ids.get(path.with_name(name), name)
 
 
 def bytes_in(path: Path) -> int:
@@ -149,4 +171,8 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _largest_first(found: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((pair for pair in found if pair[1]), key=lambda pair: -pair[1]))
+    """One of each name, with all that goes by it."""
+    sums: Counter[str] = Counter()
+    for name, num_bytes in found:
+        sums[name] += num_bytes
+    return tuple(pair for pair in sums.most_common() if pair[1])

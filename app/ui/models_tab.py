@@ -2,7 +2,6 @@
 is on the shelf in one reply, where the disk goes, the best model for this machine, a model's own defaults.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -11,7 +10,6 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from pydantic import BaseModel, ConfigDict
 
 from app.background import in_daemon_thread
-from app.errors import AppError
 from app.models.catalog import CatalogEntry
 from app.models.hub.downloads import Download
 from app.models.memory.room import Holding
@@ -20,7 +18,6 @@ from app.models.status import ModelStatus
 from app.ui.live import Hub, State
 
 _LOOK_EVERY_S = 0.5
-_WAIT_EVERY_S = 0.5
 
 
 class Library(Protocol):
@@ -30,8 +27,7 @@ class Library(Protocol):
     def disk(self) -> Disk: ...
     def best(self, held_bytes: int = 0) -> CatalogEntry | None: ...
     def set_defaults(self, name: str, values: Mapping[str, Any]) -> None: ...
-    def pull(self, name: str) -> Download: ...
-    def known_downloads(self) -> list[Download]: ...
+    def pull(self, name: str, *, is_to_load: bool = False) -> Download: ...
 
 
 class Models(Protocol):
@@ -39,7 +35,6 @@ class Models(Protocol):
 
     def statuses(self) -> Iterable[ModelStatus]: ...
     def holdings(self) -> list[Holding]: ...
-    def load(self, name: str) -> str: ...
 
 
 class DefaultsBody(BaseModel):
@@ -97,14 +92,10 @@ def models_room(library: Library, models: Models, admin: Callable[[Request], Non
 
     @router.post("/models/get", dependencies=changes)
     async def get(body: ModelBody) -> dict[str, bool]:
-        """Download it while the model in hand goes on answering, and load it then."""
-        name = (await in_daemon_thread(lambda: library.pull(body.model))).name
-        task = asyncio.create_task(_load_when_ready(library, models, name, body.model))
-        waiting.add(task)
-        task.add_done_callback(waiting.discard)
+        """Download it while the model in hand goes on answering, and load it then, whenever that
+        is: after a pause, or in the next run."""
+        await in_daemon_thread(lambda: library.pull(body.model, is_to_load=True))
         return {"success": True}
-
-    waiting: set[asyncio.Task[None]] = set()
 
     def in_memory() -> dict[str, Any]:
         return {"models": [asdict(each) for each in models.statuses()]}
@@ -114,18 +105,3 @@ def models_room(library: Library, models: Models, admin: Callable[[Request], Non
         hub.add("models", State(in_memory), every_s=_LOOK_EVERY_S)
 
     return on_page
-
-
-async def _load_when_ready(library: Library, models: Models, download: str, model: str) -> None:
-    """Nothing is loaded where the download is paused, cancelled or fails: whoever goes on with it loads by hand."""
-    while (found := _known(library, download)) is not None and found.is_under_way:
-        await asyncio.sleep(_WAIT_EVERY_S)
-    if found is not None and found.state == "ready":
-        try:
-            models.load(model)
-        except AppError:  # Fireside is ending
-            return
-
-
-def _known(library: Library, name: str) -> Download | None:
-    return next((found for found in library.known_downloads() if found.name == name), None)

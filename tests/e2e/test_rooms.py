@@ -24,6 +24,7 @@ from app.models.library import Library
 from app.models.manager import ModelManager
 from app.models.shelf import ModelShelf
 from app.page_rooms import Behind, build_page
+from app.server import loading
 from app.settings import load
 from app.ui.lately import Lately
 from engine.types import EngineStats, RequestClass, Standing
@@ -85,6 +86,7 @@ class House:
     def _run(self) -> None:
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
+            self.library.downloads.on_wanted = loading(self.manager, self._loop)
             await self._server.serve()
 
         asyncio.run(serve())
@@ -320,6 +322,32 @@ def test_memory_is_given_back_with_a_slider(tab: Callable[..., Tab], house: Hous
 # Settings
 
 
+def test_a_filter_that_finds_no_setting_says_so(tab: Callable[..., Tab]) -> None:
+    settings = tab("settings")
+    settings.room.get_by_label("Filter the settings").fill("zzz")
+    expect(settings.room.get_by_text("No setting is like that.")).to_be_visible()
+    settings.room.get_by_label("Filter the settings").fill("port")
+    expect(settings.room.get_by_text("No setting is like that.")).to_be_hidden()
+
+
+def test_a_check_of_what_fits_tells_how_many_could_not_be_asked_and_why(tab: Callable[..., Tab]) -> None:
+    models = tab("models")
+    asked = []
+
+    def refuse(route: Any) -> None:
+        asked.append(route.request.url)
+        route.fulfill(status=502, json={"error": {"message": "huggingface.co cannot be reached.", "code": "offline"}})
+
+    models.page.route("**/ui/models/fit?*", refuse)
+    models.room.get_by_role("button", name="Check which fit").click()
+    told = re.compile(
+        r"^0 were judged by their headers; \d\d could not be asked about: huggingface.co cannot be reached"
+    )
+    expect(models.room.get_by_text(told)).to_be_visible()
+    assert len(asked) == 3, "it does not go on in vain"
+    models.complaints.clear()
+
+
 def test_a_setting_is_changed_and_its_file_tells_so(tab: Callable[..., Tab], house: House) -> None:
     settings = tab("settings", viewport={"width": 1200, "height": 1200})
     row = settings.room.locator("[data-setting=port]")
@@ -512,10 +540,15 @@ def test_who_has_no_admin_key_sees_all_and_changes_nothing(browser: Any, tmp_pat
         visitor = Tab(browser, house.url, "models")
         expect(visitor.room).to_contain_text("that takes an admin key")
         expect(visitor.row(HERE).get_by_role("button", name="Download")).to_be_disabled()
+        for name in ("Check which fit", "Search", "Add"):
+            refused = visitor.room.get_by_role("button", name=name, exact=True)
+            expect(refused).to_be_disabled()
+            expect(refused).to_have_attribute("title", "This takes an admin key.")
         visitor.page.goto(f"{house.url}#/settings")
         port = visitor.page.locator("[data-setting=port]")
         port.get_by_text("Change", exact=True).click()
         expect(port.get_by_role("button", name="Keep")).to_be_disabled()
+        expect(visitor.page.get_by_role("button", name="Make a key")).to_be_disabled()
         visitor.context.close()
 
 

@@ -42,6 +42,7 @@ class Download:
     """error: code, message and hint of a failure. report: of its files, once they are known.
 
     owner   process id of who has it, and the time that this process began
+    is_to_load  somebody wants to use it as soon as it is here: kept over pauses and restarts
     """
 
     name: str
@@ -51,6 +52,7 @@ class Download:
     error: dict[str, Any] | None = None
     report: Report | None = None
     owner: tuple[int, float] = (0, 0.0)
+    is_to_load: bool = False
 
     @property
     def is_under_way(self) -> bool:
@@ -62,10 +64,14 @@ class _Halted(Exception):
 
 
 class Downloads:
-    """Called from any thread; one of its own does the work, from the first download on."""
+    """Called from any thread; one of its own does the work, from the first download on.
+
+    on_wanted   hears, in that thread, of a download that is ready and `is_to_load`; set before the first one ends
+    """
 
     def __init__(self, models_dir: Path, fetch: Fetch = fetch_apart) -> None:
         self._models_dir, self._fetch = models_dir, fetch
+        self.on_wanted: Callable[[Download], None] = lambda download: None
         self._changed = threading.Condition()
         self._known: dict[str, Download] = {}
         self._halting: str | None = None  # its next report ends it
@@ -102,13 +108,23 @@ class Downloads:
     def find(self, name: str) -> Download | None:
         return next((found for found in self.all() if found.name == name), None)
 
-    def add(self, name: str, entry: CatalogEntry) -> Download:
-        """Queue it; one that is under way, here or in another process, stays as it is. name: of its folder."""
+    def add(self, name: str, entry: CatalogEntry, *, is_to_load: bool = False) -> Download:
+        """Queue it; one that is under way, here or in another process, goes on as it is. name: of its folder."""
         assert entry.repo is not None, "only a repository is downloaded"
         found = self.find(name)
         if found is not None and found.is_under_way:
-            return found
-        return self._put(Download(name, entry.repo, entry.revision, "queued"))
+            return self._wanted(found) if is_to_load else found
+        is_to_load = is_to_load or (found is not None and found.state != "ready" and found.is_to_load)
+        return self._put(Download(name, entry.repo, entry.revision, "queued", is_to_load=is_to_load))
+
+    def _wanted(self, found: Download) -> Download:
+        """One of this process; whoever has another process's asks there."""
+        with self._changed:
+            known = self._known.get(found.name)
+            if known is None or not known.is_under_way:
+                return found
+            self._set(replace(known, is_to_load=True))
+            return self._known[found.name]
 
     def pause(self, name: str) -> Download:
         """What has come stays. Raises AppError 404, or 409 for one that is not under way, or is in another process."""
@@ -228,6 +244,7 @@ class Downloads:
         try:
             self._fetch(download.repo, download.revision, self._models_dir / name, lambda r: self._hear(name, r))
             self._end(name, "ready")
+            self._tell_wanted(name)
         except _Halted:
             with self._changed:
                 self._halting = None
@@ -237,6 +254,12 @@ class Downloads:
         except Exception as error:
             _log.exception("downloading %s failed", name)
             self._end(name, "failed", AppError(500, "download_failed", f"{type(error).__name__}: {error}").as_fields())
+
+    def _tell_wanted(self, name: str) -> None:
+        with self._changed:
+            found = self._known.get(name)
+        if found is not None and found.state == "ready" and found.is_to_load:
+            self.on_wanted(found)
 
     def _hear(self, name: str, report: Report) -> None:
         with self._changed:
@@ -259,7 +282,7 @@ class Downloads:
 
 def _write(models_dir: Path, download: Download) -> None:
     models_dir.mkdir(parents=True, exist_ok=True)
-    found = {key: getattr(download, key) for key in ("repo", "revision", "state", "error")}
+    found = {key: getattr(download, key) for key in ("repo", "revision", "state", "error", "is_to_load")}
     found["owner"] = [os.getpid(), psutil.Process().create_time()]
     write_durably(record_file(models_dir, download.name), json.dumps(found))
 
@@ -284,8 +307,10 @@ def _read(models_dir: Path, path: Path) -> Download | None:
     try:
         found = json.loads(path.read_text("utf-8"))
         report = _report_on_disk(models_dir / name, found["repo"])
-        owner = tuple(found["owner"])
-        return Download(name, found["repo"], found["revision"], found["state"], found["error"], report, owner)
+        owner, is_to_load = tuple(found["owner"]), bool(found.get("is_to_load", False))
+        return Download(
+            name, found["repo"], found["revision"], found["state"], found["error"], report, owner, is_to_load
+        )
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

@@ -1,6 +1,6 @@
 // The keys of the API: which there are, a new one (its words are shown this once), one less.
 import { ask, el, t } from "./core.js";
-import { Alert, askedTwice, badge, copyButton, field } from "./parts.js";
+import { Alert, allow, askedTwice, badge, copyButton, field, forAdmins } from "./parts.js";
 
 /** onChange(hasKeys) is called with each reading. Returns {element, read}. */
 export function keysCard(onChange) {
@@ -20,12 +20,16 @@ export function keysCard(onChange) {
     try {
       const { keys, file } = await ask("ui/keys");
       hint.textContent = keys.length ? t("keys.hint", { file }) : t("keys.none");
+      allow(form.element, true, "");
       if (!keys.some((key) => key.name === shown)) made.replaceChildren();
       list.replaceChildren(...keys.map((key) => row(key, alert, read)));
       form.isFirst(keys.length === 0);
       onChange(keys.length > 0);
     } catch (error) {
-      if (error.status === 403) onChange(true);
+      if (error.status === 403) {
+        onChange(true);
+        allow(form.element, false, t("models.takes_admin"));
+      }
       alert.say(error.message, error.status === 403 ? "info" : "error");
     }
   }
@@ -49,7 +53,7 @@ function newKeyForm(alert, make) {
   const element = el("form", { class: "fr-form" },
     field(t("keys.name"), name, t("keys.name_hint")),
     el("label", { class: "fr-check" }, isAdmin, t("keys.is_admin")),
-    el("button", { type: "submit", class: "fr-button", text: t("keys.make") }));
+    ...forAdmins(el("button", { type: "submit", class: "fr-button", text: t("keys.make") })));
   element.addEventListener("submit", async (event) => {
     event.preventDefault();
     alert.clear();

@@ -76,7 +76,7 @@ async function look(model, state) {
     error ? [error.message, error.hint].filter(Boolean).map(localized).join(" ") : "",
   ];
   draw(state, size ? done / size : null, told.filter(Boolean).join(" · "));
-  if (UNDER_WAY.includes(download.state)) setTimeout(() => look(model, state).catch((e) => draw(state, null, e.message)), LOOK_EVERY_MS);
+  if (download.state !== "failed") setTimeout(() => look(model, state).catch((e) => draw(state, null, e.message)), LOOK_EVERY_MS);
 }
 
 function draw(state, share, words) {

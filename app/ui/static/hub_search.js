@@ -2,7 +2,7 @@
 import { ask, el, localized, t } from "./core.js";
 import { drawForecast, fitBadge } from "./forecast.js";
 import { bytes, number } from "./format.js";
-import { Alert, badge, button, field, select } from "./parts.js";
+import { Alert, badge, button, field, forAdmins, select } from "./parts.js";
 
 const FORMATS = ["", "awq", "gptq", "compressed-tensors"];
 
@@ -18,7 +18,7 @@ export function hubSearch(deeds) {
     el("div", { class: "fr-fields" },
       field(t("hub.words"), words), field(t("hub.format"), format),
       field(t("hub.max_gb"), mostGb), field(t("hub.licence"), licence)),
-    el("button", { type: "submit", class: "fr-button primary", text: t("hub.search") }),
+    ...forAdmins(el("button", { type: "submit", class: "fr-button primary", text: t("hub.search") })),
     alert.element,
   );
   form.addEventListener("submit", async (event) => {

@@ -1,6 +1,6 @@
 // Forms of the models' room: a model of one's own, the hub's token, what is a model's own.
 import { ask, el, t } from "./core.js";
-import { Alert, button, field, select } from "./parts.js";
+import { Alert, button, field, forAdmins, select } from "./parts.js";
 
 const KV_DTYPES = ["", "auto", "bf16", "fp16", "fp32", "int8"];
 
@@ -12,7 +12,7 @@ export function addModelForm(deeds) {
   const form = el("form", { class: "fr-form" },
     field(t("add.model"), model, t("add.hint")),
     field(t("add.id"), id, t("add.id_hint")),
-    el("button", { type: "submit", class: "fr-button primary", text: t("add.add") }),
+    ...forAdmins(el("button", { type: "submit", class: "fr-button primary", text: t("add.add") })),
     alert.element,
   );
   form.addEventListener("submit", (event) => {
@@ -41,9 +41,9 @@ export function tokenForm() {
   return el("details", {}, el("summary", { text: t("token.title") }),
     el("div", { class: "fr-form" },
       field(t("token.label"), token, t("token.hint")),
-      el("div", { class: "fr-actions" },
+      el("div", { class: "fr-actions" }, ...forAdmins(
         button(t("token.keep"), () => keep(token.value.trim(), t("token.kept")), { alert, kind: "primary" }),
-        button(t("token.forget"), () => keep(null, t("token.forgotten")), { alert })),
+        button(t("token.forget"), () => keep(null, t("token.forgotten")), { alert }))),
       alert.element,
     ));
 }
@@ -62,7 +62,7 @@ export function defaultsForm(model, deeds, isAdmin, alert) {
     el("h4", { text: t("defaults.title") }),
     el("p", { class: "fr-quiet", text: t("defaults.hint") }),
     el("div", { class: "fr-fields" }, ...Object.entries(inputs).map(([name, input]) => field(t(`defaults.${name}`), input))),
-    el("button", { type: "submit", class: "fr-button", text: t("defaults.keep"), disabled: !isAdmin }),
+    el("button", { type: "submit", class: "fr-button", text: t("defaults.keep"), disabled: !isAdmin, title: isAdmin ? null : t("models.takes_admin") }),
   );
   form.addEventListener("submit", (event) => {
     event.preventDefault();

@@ -4,7 +4,7 @@ import { drawForecast, fitBadge } from "./forecast.js";
 import { bytes, duration, number } from "./format.js";
 import { progressWords } from "./model_choice.js";
 import { defaultsForm } from "./model_forms.js";
-import { Alert, askedTwice, badge, button, progress } from "./parts.js";
+import { Alert, askedTwice, badge, button, forAdmins, progress } from "./parts.js";
 
 const UNDER_WAY = ["queued", "downloading", "verifying"];
 
@@ -59,7 +59,7 @@ export class ModelRow {
 
   /** The shelf's word on it. */
   take(model, isAdmin) {
-    if (model.fit === "unknown") model = { ...model, ...this.judged };
+    model = { ...model, ...this.judged, size_bytes: model.size_bytes || this.judged.size_bytes || 0 };
     const isNew = JSON.stringify([model, isAdmin]) !== JSON.stringify([this.model, this.isAdmin]);
     [this.model, this.isAdmin] = [model, isAdmin];
     if (!isNew) return;
@@ -68,6 +68,10 @@ export class ModelRow {
     this.defaults.replaceChildren(...model.fit && !this.#isComing() ? [defaultsForm(model, this.deeds, isAdmin, this.alert)] : []);
     this.ofWhatIsHere.hidden = model.state === "" && !model.is_own;
     this.#drawActions();
+  }
+
+  get isJudged() {
+    return this.judged.fit !== undefined || this.#isComing();
   }
 
   /** Read its headers for a word on whether it fits. */
@@ -141,12 +145,13 @@ export class ModelRow {
   }
 
   #coming(stage) {
-    const { size_bytes, done_bytes, bytes_per_s, seconds_left, error } = this.download ?? {};
+    const { size_bytes, done_bytes, bytes_per_s, seconds_left, error, is_to_load: isToLoad } = this.download ?? {};
     const told = [
       t(`models.state.${stage}`),
       size_bytes ? t("models.of", { done: bytes(done_bytes), all: bytes(size_bytes) }) : "",
       stage === "downloading" && bytes_per_s ? `${bytes(bytes_per_s)}/s` : "",
       stage === "downloading" && seconds_left ? t("models.left", { time: duration(seconds_left) }) : "",
+      isToLoad ? t("models.then_load") : "",
     ];
     return [
       progress(size_bytes ? done_bytes / size_bytes : stage === "queued" ? null : 0, t("models.downloading", { model: this.model.id })),
@@ -170,7 +175,7 @@ export class ModelRow {
 
   #drawActions() {
     const made = this.#deedsNow().map(([key, work, kind]) => (
-      button(t(key), work, { alert: this.alert, kind, label: `${t(key)}: ${this.model.id}`, disabled: !this.isAdmin })
+      button(t(key), work, { alert: this.alert, kind, label: `${t(key)}: ${this.model.id}`, disabled: !this.isAdmin, title: this.isAdmin ? null : t("models.takes_admin") })
     ));
     const hadFocus = this.actions.contains(document.activeElement);
     this.actions.replaceChildren(...made);
@@ -221,8 +226,8 @@ export class ModelRow {
       ))));
     }, { alert: this.alert });
     const again = button(t("models.forecast_again"), async () => this.#drawForecast(), { alert: this.alert });
-    this.ofWhatIsHere = el("div", { class: "fr-actions" }, verify, ...this.#deletion());
-    return el("div", { class: "fr-upkeep" }, el("div", { class: "fr-actions" }, again, this.ofWhatIsHere), told);
+    this.ofWhatIsHere = el("div", { class: "fr-actions" }, ...forAdmins(verify, ...this.#deletion()));
+    return el("div", { class: "fr-upkeep" }, el("div", { class: "fr-actions" }, ...forAdmins(again), this.ofWhatIsHere), told);
   }
 
   #deletion() {

@@ -4,9 +4,10 @@ import { bytes } from "./format.js";
 import { addModelForm, tokenForm } from "./model_forms.js";
 import { ModelRow } from "./model_row.js";
 import { hubSearch } from "./hub_search.js";
-import { Alert, button, field, freshId, select, stackedBar } from "./parts.js";
+import { Alert, allow, button, field, forAdmins, freshId, select, stackedBar } from "./parts.js";
 
 const LOOK_EVERY_MS = 1000; // at downloads, while one is under way and the room is shown
+const MOST_IN_VAIN = 3; // models that the hub is asked about without an answer
 const UNDER_WAY = ["queued", "downloading", "verifying"];
 
 const room = {
@@ -14,12 +15,13 @@ const room = {
   rows: new Map(), // id -> ModelRow
   statuses: new Map(), // id -> status of a model in memory
   downloads: new Map(), // repository -> download
-  list: null, empty: null, filter: null, shown: null, alert: null, disk: null,
+  root: null, list: null, empty: null, filter: null, shown: null, alert: null, disk: null,
   timer: null, unwatch: null,
 };
 
 export function start(root) {
   root.classList.add("fr-room");
+  room.root = root;
   room.alert = new Alert();
   room.list = el("ul", { class: "fr-rows", "aria-label": t("models.list") });
   room.empty = el("p", { class: "fr-quiet", text: t("models.none"), hidden: true });
@@ -61,17 +63,28 @@ function toolbar() {
   );
   for (const input of [room.filter, room.shown]) input.addEventListener("input", applyFilter);
   const check = button(t("models.check"), checkWhichFit, { alert: room.alert });
-  return el("div", { class: "fr-toolbar" }, room.filter, room.shown, check);
+  return el("div", { class: "fr-toolbar" }, room.filter, room.shown, ...forAdmins(check));
 }
 
-/** The catalogue does not tell the size of each: its headers do, which are asked of the hub one by one. */
+/** A size alone is a guess; headers tell exactly. Those on this machine are read there, the others' are asked of the hub
+ *  one by one, until it is plain that it cannot be reached. */
 async function checkWhichFit() {
-  const unknown = [...room.rows.values()].filter((row) => row.model.fit === "unknown" && !row.element.hidden);
-  for (const [at, row] of unknown.entries()) {
-    room.alert.say(t("models.checking", { n: unknown.length - at }), "info");
-    await row.judge();
+  const shown = [...room.rows.values()].filter((row) => !row.isJudged && !row.element.hidden);
+  const rows = shown.sort((a, b) => (b.model.state === "ready") - (a.model.state === "ready"));
+  let failed = [];
+  let at = 0;
+  while (at < rows.length && failed.length < MOST_IN_VAIN) {
+    room.alert.say(t("models.checking", { n: rows.length - at }), "info");
+    try {
+      await rows[at].judge();
+    } catch (error) {
+      failed = [...failed, error.message];
+    }
+    at += 1;
   }
-  room.alert.say(t("models.checked"), "good");
+  const judged = at - failed.length;
+  if (!failed.length) room.alert.say(t("models.checked", { n: judged }), "good");
+  else room.alert.say(t("models.checked_some", { n: judged, left: rows.length - judged, why: failed.at(-1) }), "error");
   applyFilter();
 }
 
@@ -94,6 +107,7 @@ async function refresh() {
     room.me = me;
     if (!me.is_admin) room.alert.say(t("models.not_admin", { name: me.name }), "info");
     drawRows(shelf.models);
+    allow(room.root, me.is_admin, t("models.takes_admin"));
     await readDownloads();
     drawDisk(await ask("ui/models/disk"));
   } catch (error) {
@@ -195,10 +209,11 @@ function drawDisk(disk) {
   const parts = [
     { name: "weights", size: models, text: t("disk.models", { size: bytes(models) }) },
     { name: "workspace", size: rest, text: t("disk.rest", { size: bytes(rest) }) },
-    { name: "others", size: disk.total_bytes - disk.free_bytes - models - rest, text: t("disk.others") },
+    { name: "others", size: disk.total_bytes - disk.free_bytes - models - rest, text: t("disk.others", { size: bytes(disk.total_bytes - disk.free_bytes - models - rest) }) },
     { name: "free", size: disk.free_bytes, text: t("disk.free", { size: bytes(disk.free_bytes) }) },
   ];
-  const largest = [...disk.models, ...disk.other].sort((a, b) => b[1] - a[1]);
+  const other = disk.other.map(([what, size]) => [t(`disk.of.${what}`), size]);
+  const largest = [...disk.models, ...other].sort((a, b) => b[1] - a[1]);
   room.disk.replaceChildren(
     stackedBar(parts, t("models.disk")),
     el("p", { class: "fr-quiet", text: t("disk.home", { home: disk.home }) }),

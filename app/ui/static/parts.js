@@ -11,8 +11,8 @@ export function freshId(stem) {
 
 /** A button that can be pressed once at a time; what its work refuses is told in `alert`. While it works it is not
  *  disabled, which would take the focus away from who uses the keyboard. */
-export function button(text, work, { alert = null, kind = "", label = null, disabled = false } = {}) {
-  const made = el("button", { type: "button", class: `fr-button ${kind}`, text, "aria-label": label, disabled });
+export function button(text, work, { alert = null, kind = "", label = null, disabled = false, title = null } = {}) {
+  const made = el("button", { type: "button", class: `fr-button ${kind}`, text, "aria-label": label, disabled, title });
   made.addEventListener("click", async () => {
     if (made.ariaBusy) return;
     made.ariaBusy = "true";
@@ -27,6 +27,20 @@ export function button(text, work, { alert = null, kind = "", label = null, disa
     }
   });
   return made;
+}
+
+/** What takes an admin key; `allow` says who has one. Returns the elements. */
+export function forAdmins(...elements) {
+  for (const element of elements) element.dataset.admin = "";
+  return elements;
+}
+
+/** Turns all of these within `root` on, or off with the reason as their title. */
+export function allow(root, isAdmin, reason) {
+  for (const element of root.querySelectorAll("[data-admin]")) {
+    element.disabled = !isAdmin;
+    element.title = isAdmin ? "" : reason;
+  }
 }
 
 /** Buttons for what cannot be undone: it is asked once more in place, so that nothing goes by one slip. `words`: first,

@@ -6,12 +6,13 @@ import { Alert, badge, button, field, freshId, select } from "./parts.js";
 import { chooseTheme, theme, THEMES } from "./theme.js";
 
 const LANGUAGES = [["en", "English"], ["zh", "中文"]];
-const room = { alert: null, list: null, filter: null, file: null, connect: null, keys: null, rows: new Map(), said: new Map(), isAdmin: false };
+const room = { alert: null, list: null, none: null, filter: null, file: null, connect: null, keys: null, rows: new Map(), said: new Map(), isAdmin: false };
 
 export function start(root) {
   root.classList.add("fr-room");
   room.alert = new Alert();
   room.list = el("ul", { class: "fr-rows", "aria-label": t("settings.all") });
+  room.none = el("p", { class: "fr-quiet", role: "status", text: t("settings.none"), hidden: true });
   room.file = el("p", { class: "fr-quiet" });
   room.filter = el("input", { type: "search", placeholder: t("settings.filter"), "aria-label": t("settings.filter") });
   room.filter.addEventListener("input", applyFilter);
@@ -21,7 +22,7 @@ export function start(root) {
     el("h2", { text: t("frame.settings") }),
     el("div", { class: "fr-grid" }, section("settings.look", look()), section("settings.keys", room.keys.element)),
     section("settings.connect", room.connect.element),
-    section("settings.all", room.file, el("div", { class: "fr-toolbar" }, room.filter), room.alert.element, room.list),
+    section("settings.all", room.file, el("div", { class: "fr-toolbar" }, room.filter), room.alert.element, room.list, room.none),
   );
 }
 
@@ -70,6 +71,7 @@ function draw({ file, rows }) {
 function applyFilter() {
   const words = room.filter.value.trim().toLowerCase();
   for (const row of room.rows.values()) row.hidden = !row.textContent.toLowerCase().includes(words);
+  room.none.hidden = [...room.rows.values()].some((row) => !row.hidden) || room.rows.size === 0;
 }
 
 function settingRow(row, isOpen) {
@@ -118,13 +120,14 @@ function editor(row, isOpen) {
     draw(await ask("ui/settings", { body: { name: row.name, value } }));
     room.said.get(row.name).say(t("settings.kept", { name: row.name, when: t(`settings.applies.${row.applies}`) }), "good");
   };
+  const title = room.isAdmin ? null : t("models.takes_admin");
   const isDefault = row.source === "default" && !row.is_pending;
   return el("details", { open: isOpen }, el("summary", { text: t("settings.change") }),
     el("div", { class: "fr-form" },
       field(row.name, input, t("settings.allowed", { allowed: localized(row.allowed) })),
       el("div", { class: "fr-actions" },
-        button(t("settings.keep"), () => keep(valueOf(row, input)), { alert, kind: "primary", disabled: !room.isAdmin }),
-        button(t("settings.back"), () => keep(null), { alert, disabled: !room.isAdmin || isDefault })),
+        button(t("settings.keep"), () => keep(valueOf(row, input)), { alert, kind: "primary", disabled: !room.isAdmin, title }),
+        button(t("settings.back"), () => keep(null), { alert, disabled: !room.isAdmin || isDefault, title })),
       alert.element));
 }
 

@@ -105,7 +105,10 @@ def test_the_disk_is_told_by_model_and_by_what_else_lies_in_the_home(shelf: Mode
     (tmp_path / "models" / "left-behind" / "file").write_bytes(b"x" * 100_000)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "engine.log").write_bytes(b"x" * 7)
+    (tmp_path / "models" / ".left-behind.download.json").write_bytes(b"x" * 5)
+    for name, size in (("history.db", 20), ("history.db-wal", 10), ("server-15581.json", 3)):
+        (tmp_path / name).write_bytes(b"x" * size)
     found = disk(tmp_path, shelf)
     assert [name for name, _ in found.models] == ["left-behind", "qwen3-8b-awq"]
-    assert found.other == (("logs", 7),)
+    assert found.other == (("conversations", 30), ("logs", 7), ("working", 3)), "by words, not by files"
     assert 0 < found.free_bytes < found.total_bytes

@@ -1,6 +1,5 @@
 """The Models tab's own routes: what they tell, and who may change what."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -78,29 +77,20 @@ async def test_a_models_defaults_are_kept_and_a_user_may_not_change_them(library
             assert reply.status_code in (400, 422) and reply.json()["error"]["message"], bad
 
 
-@pytest.mark.parametrize(("state", "is_loaded"), [("ready", True), ("failed", False), ("paused", False)])
-async def test_a_model_that_is_fetched_to_be_used_is_loaded_once_it_is_whole(
-    library: Library, tmp_path: Path, state: Any, is_loaded: bool
-) -> None:
-    models, arrived = FakeModels(), asyncio.Event()
+async def test_a_model_that_is_fetched_to_be_used_is_queued_with_that_wish(library: Library, tmp_path: Path) -> None:
+    asked_for: list[tuple[str, bool]] = []
 
     class Scripted(Downloads):
-        def add(self, name: str, entry: Any) -> Download:
-            return Download(name, entry.repo, None, "queued")
-
-        def known(self) -> list[Download]:
-            return [Download(MODEL, REPO_ID, None, state if arrived.is_set() else "downloading")]
+        def add(self, name: str, entry: Any, *, is_to_load: bool = False) -> Download:
+            asked_for.append((name, is_to_load))
+            return Download(name, entry.repo, None, "queued", is_to_load=is_to_load)
 
     library.downloads = Scripted(tmp_path / "models")
-    async with client(library, models, key=USER) as asked:
+    async with client(library, key=USER) as asked:
         assert (await asked.post("/ui/models/get", json={"model": MODEL})).status_code == 403
-    async with client(library, models) as asked:
+    async with client(library) as asked:
         assert (await asked.post("/ui/models/get", json={"model": MODEL})).json() == {"success": True}
-    await asyncio.sleep(0.05)
-    assert models.asked == [], "the model in hand answers meanwhile"
-    arrived.set()
-    await asyncio.sleep(0.7)
-    assert models.asked == ([f"load {MODEL}"] if is_loaded else [])
+    assert asked_for == [(MODEL, True)]
 
 
 def test_a_tab_that_watches_is_told_how_each_model_in_memory_is(library: Library) -> None:

@@ -377,3 +377,34 @@ def test_a_disk_without_room_for_the_state_of_a_download_stops_no_other(
 def test_a_record_that_nobody_can_read_is_no_download(models: Path) -> None:
     (models / f".{NAME}.download.json").write_text("{")
     assert Downloads(models).all() == []
+
+
+def test_a_wish_to_use_it_lives_over_a_pause_and_a_restart_and_is_told_once(models: Path) -> None:
+    scripted, told = Scripted(), list[str]()
+    first = Downloads(models, scripted)
+    first.on_wanted = lambda download: told.append("first")
+    first.add(NAME, ENTRY)
+    assert first.add(NAME, ENTRY, is_to_load=True).is_to_load, "one that is under way takes it"
+    until(lambda: state_of(first) == "downloading")
+    first.pause(NAME)
+    first.close()
+    second = Downloads(models, scripted)
+    second.on_wanted = lambda download: told.append(download.repo)
+    found = second.find(NAME)
+    assert found is not None and found.state == "paused" and found.is_to_load
+    scripted.may_end = True
+    second.resume(NAME)
+    until(lambda: told)
+    second.close()
+    assert told == [REPO]
+
+
+def test_a_download_that_nobody_wants_to_use_is_told_to_nobody(models: Path) -> None:
+    scripted, told = Scripted(), list[str]()
+    scripted.may_end = True
+    downloads = Downloads(models, scripted)
+    downloads.on_wanted = lambda download: told.append(download.repo)
+    downloads.add(NAME, ENTRY)
+    until(lambda: state_of(downloads) == "ready")
+    downloads.close()
+    assert told == []
