@@ -259,7 +259,7 @@ def test_the_monitor_shows_requests_the_pool_latencies_and_what_went_wrong(
     expect(monitor.room.get_by_role("row")).to_have_count(4)
     expect(monitor.room).to_contain_text("900 (300 cached)")
     expect(monitor.room).to_contain_text("batch")
-    expect(monitor.room).to_contain_text("Half within 12 ms, 99 % within 30 ms, of 3.")
+    expect(monitor.room).to_contain_text("Of 3, half within about 12 ms, 99 % within about 30 ms.")
     expect(monitor.room).to_contain_text("engine_died")
     log = monitor.room.get_by_label("Log", exact=True).last
     expect(log).to_contain_text("A line of the log")

@@ -56,13 +56,15 @@ export function histogram(label, counts, name, number) {
   return el("div", {}, el("div", { class: "fr-axis", text: number(most) }), list);
 }
 
-/** The value below which a share of all counts lies, as far as bounds tell; null where there are none. */
+/** About the value below which a share of all counts lies, as if those between two bounds lay evenly (so does Prometheus);
+ *  null where there are none, Infinity beyond the last bound. */
 export function quantile(counts, share) {
-  const all = counts.reduce((sum, [, count]) => sum + count, 0);
-  let below = 0;
+  const wanted = share * counts.reduce((sum, [, count]) => sum + count, 0);
+  let below = 0, from = 0;
   for (const [bound, count] of counts) {
+    if (count > 0 && below + count >= wanted) return bound === null ? Infinity : from + (bound - from) * (wanted - below) / count;
     below += count;
-    if (all && below >= all * share) return bound ?? Infinity;
+    from = bound;
   }
   return null;
 }

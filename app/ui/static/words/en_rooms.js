@@ -149,7 +149,7 @@ export default {
   "monitor.preempted": "Sent back to waiting for want of room: {n}",
   "monitor.counts": "{running} running, {waiting} waiting",
   "monitor.no_answers": "No answer yet.",
-  "monitor.quantiles": "Half within {half}, 99 % within {most}, of {n}.",
+  "monitor.quantiles": "Of {n}, half within about {half}, 99 % within about {most}.",
   "monitor.give": "Give back",
   "monitor.give_label": "GB of the KV cache for other programs",
   "monitor.give_hint": "The cache holds {size}; it was made with {made}. 0 takes all of it again. Requests go on.",

@@ -149,7 +149,7 @@ export default {
   "monitor.preempted": "因空间不足退回等待：{n} 次",
   "monitor.counts": "{running} 个运行中，{waiting} 个等待中",
   "monitor.no_answers": "还没有回答。",
-  "monitor.quantiles": "共 {n} 次，一半在 {half} 内，99% 在 {most} 内。",
+  "monitor.quantiles": "共 {n} 次，一半约在 {half} 内，99% 约在 {most} 内。",
   "monitor.give": "归还",
   "monitor.give_label": "让给其他程序的 KV 缓存（GB）",
   "monitor.give_hint": "缓存现有 {size}，创建时为 {made}。设为 0 则全部收回。请求不受影响。",
