@@ -424,6 +424,11 @@ def test_every_sentence_of_the_server_is_found_in_the_pages_language(tab: Callab
         });
     }""")
     assert wrong == []
+    told = one.page.evaluate(
+        'async (text) => (await import("/ui/static/core.js")).localized(text)',
+        "The model `nope` does not exist here. `small` is in hand. GET /v1/models lists all.",  # a value is a sentence
+    )
+    assert told == "这里没有模型 `nope`。当前模型是 `small`。GET /v1/models 会列出全部模型。"
 
 
 # Texts with three English words in a row, outside of code and of the log.

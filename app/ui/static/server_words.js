@@ -4,6 +4,7 @@
 // these. A value may be a sentence again. tests/app/ui/test_server_words.py finds sentences that no table has.
 
 const MOST_KEPT = 500; // texts that were met lately; a page meets few
+const MOST_SPLITS = 20; // of a text into the values of one template
 
 /** text -> the same in the table's language. Of all readings it takes the one by which most characters are known: a
  *  value could take in the next sentence, too. What no template fits stays as it is. */
@@ -28,8 +29,10 @@ export function translator(table) {
 
   function* readings(text) {
     for (const { pieces, words, known } of templates) {
-      const values = valuesIn(text, pieces)?.map(read);
-      if (values) yield { words: words.replace(/\{(\d+)\}/g, (_, at) => values[at].words), known: known + knownOf(values) };
+      for (const found of first(valuesIn(text, pieces), MOST_SPLITS)) {
+        const values = found.map(read);
+        yield { words: words.replace(/\{(\d+)\}/g, (_, at) => values[at].words), known: known + knownOf(values) };
+      }
     }
     for (const { index } of text.matchAll(/(?<=[.!?…]) +/g)) { // a message and its hint
       yield joined([read(text.slice(0, index)), read(text.slice(index))], "");
@@ -39,26 +42,36 @@ export function translator(table) {
   return (text) => read(text).words;
 }
 
-function joined(parts, between) {
-  return { words: parts.map((part) => part.words).join(between), known: knownOf(parts) };
+function* first(found, most) {
+  for (const each of found) {
+    if (most-- === 0) return;
+    yield each;
+  }
+}
+
+function joined(parts, mark) {
+  return { words: parts.map((part) => part.words).join(mark), known: knownOf(parts) };
 }
 
 function knownOf(parts) {
   return parts.reduce((sum, part) => sum + part.known, 0);
 }
 
-/** The values between a template's pieces; null where the text does not follow it. */
-function valuesIn(text, pieces) {
-  const last = pieces.length - 1;
-  if (last === 0) return text === pieces[0] ? [] : null;
-  if (!text.startsWith(pieces[0]) || !text.endsWith(pieces[last])) return null;
-  const values = [];
-  let from = pieces[0].length;
-  for (let at = 1; at <= last; at += 1) {
-    const to = at === last ? text.length - pieces[last].length : text.indexOf(pieces[at], from);
-    if (to < from) return null;
-    values.push(text.slice(from, to));
-    from = to + pieces[at].length;
+/** All ways in which values can stand between a template's pieces; none where the text does not follow it. */
+function* valuesIn(text, pieces) {
+  const last = pieces.at(-1);
+  if (pieces.length === 1) {
+    if (text === last) yield [];
+  } else if (text.startsWith(pieces[0]) && text.endsWith(last) && text.length >= pieces[0].length + last.length) {
+    yield* between(text.slice(pieces[0].length, text.length - last.length), pieces.slice(1, -1));
   }
-  return values;
+}
+
+/** The values before, between and behind the pieces. */
+function* between(text, [piece, ...others]) {
+  if (piece === undefined) return yield [text];
+  for (let at = text.indexOf(piece); at >= 0 && piece; at = text.indexOf(piece, at + 1)) {
+    for (const values of between(text.slice(at + piece.length), others)) yield [text.slice(0, at), ...values];
+  }
+  if (!piece) for (const values of between(text, others)) yield ["", ...values]; // which of two takes it, nobody can tell
 }
