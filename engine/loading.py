@@ -215,7 +215,7 @@ def _show_tuning(on_progress: Progress, done: float) -> None:
 
 def _prepare_kernels(device: Device, on_progress: Progress) -> None:
     def show(done: float) -> None:
-        stage = "preparing the CPU kernels (compiled once: up to a minute; later starts are quick)"
+        stage = "preparing the CPU kernels (compiled once, a minute or two; later starts are quick)"
         on_progress(stage, 0.04 * done)
 
     try:

@@ -85,7 +85,7 @@ def _gpu() -> ModuleType:
 
 
 def prepare(device: Device, on_progress: Callable[[float], None]) -> None:
-    """Have the device's kernels ready: on a CPU they are compiled here, once, which takes up to a minute.
+    """Have the device's kernels ready: on a CPU they are compiled here, once, which takes a minute or two.
 
     on_progress  is told the share done
     Raises RuntimeError in words for a user if a card's kernels cannot be compiled on this machine.

@@ -243,7 +243,7 @@ export default {
 
   // The first visit, and what asks the hub.
   "first.title": "A larger model for this machine",
-  "first.words": "Until then the small model that came along answers; the header tells when it is ready. This one, from {repo}, is what this machine is good for; it is loaded as soon as it is here.",
+  "first.words": "This one, from {repo}, is what this machine is good for; it is loaded as soon as it is here. Until then the small model that came along answers; the header tells when it is ready.",
   "first.get": "Download and use it",
   "first.get_size": "Download and use it ({size})",
   "first.others": "All models",

@@ -7,7 +7,7 @@ export default {
   "measuring the largest step": "正在测量最大的一步",
   "warming up": "正在预热",
   "measuring the card's kernels (once; later loads know)": "正在测量显卡内核（只需一次）",
-  "preparing the CPU kernels (compiled once: up to a minute; later starts are quick)": "正在准备 CPU 内核（只编译一次，最多一分钟，以后启动很快）",
+  "preparing the CPU kernels (compiled once, a minute or two; later starts are quick)": "正在准备 CPU 内核（只编译一次，约一两分钟，以后启动很快）",
   "reading weights, layer {} of {}": "正在读取权重，第 {0} 层，共 {1} 层",
 
   // Memory.

@@ -243,7 +243,7 @@ export default {
 
   // The first visit, and what asks the hub.
   "first.title": "更适合本机的模型",
-  "first.words": "在此之前由自带的小模型回答，页首会显示它何时就绪。这个来自 {repo} 的模型更适合本机，下载完成后立即加载。",
+  "first.words": "这个来自 {repo} 的模型更适合本机，下载完成后立即加载。在此之前由自带的小模型回答，页首会显示它何时就绪。",
   "first.get": "下载并使用",
   "first.get_size": "下载并使用（{size}）",
   "first.others": "全部模型",
