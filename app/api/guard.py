@@ -4,6 +4,7 @@ Open to everyone: /health and the page's static files. Where keys are asked all 
 the page by its login.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
@@ -22,6 +23,7 @@ _log = logging.getLogger("fireside.api")
 
 _OPEN = ("/health", "/favicon.ico", "/theme.css")
 _OPEN_FOLDERS = ("/assets/", "/static/")
+_LOOK_EVERY_S = 1.0  # whether the key of an open socket still holds
 _NOBODY = ApiKey("", b"", is_admin=True)  # where no keys are asked: whoever reaches this machine's own address
 
 
@@ -79,7 +81,7 @@ class Guard:
             await (await self._login.enter(Request(scope, receive)))(scope, receive, send)
         elif key is not None:
             scope.setdefault("state", {}).update(key=key, login=self._login)
-            await self._app(scope, receive, send)
+            await (self._app(scope, receive, send) if is_http else self._socket(scope, receive, send, key))
         elif not is_http:
             await send({"type": "websocket.close", "code": 1008})
         elif not self._keys:
@@ -88,6 +90,21 @@ class Guard:
             await self._login.form(headers)(scope, receive, send)
         else:
             await error_response(_no_key(headers), path)(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send, key: ApiKey) -> None:
+        """Served until it ends or whom it belongs to has changed: its key was deleted or may do less, its login has
+        ended, or keys are asked now. The page then opens it again, or is led to the login.
+        """
+        serving = asyncio.ensure_future(self._app(scope, receive, send))
+        try:
+            while not (await asyncio.wait((serving,), timeout=_LOOK_EVERY_S))[0]:
+                if self._who_on_the_page(Headers(scope=scope)) != key:
+                    await send({"type": "websocket.close", "code": 1008})
+                    break
+        except asyncio.CancelledError:
+            serving.cancel()
+            raise
+        await serving  # it notices by itself that its socket is closed
 
     def _who_on_the_page(self, headers: Headers) -> ApiKey | None:
         """By header or cookie; the cookie counts for our own page alone, as a browser sends it along for every port."""

@@ -1,7 +1,8 @@
 """How the page gets in where keys are asked: a form takes the key once, a cookie shows later that it was right.
 
-The cookie holds a name, an end and a seal over both by a secret of this process; nothing is kept here. It opens the
-page alone, never the API: a page of another port of this machine would send it along too.
+The cookie holds a name, an end and a seal over both and the key by a secret of this process; nothing is kept here. It
+opens the page alone, never the API: a page of another port of this machine would send it along too. It ends with its
+key, and a later key of the same name is another one.
 """
 
 import hashlib
@@ -39,8 +40,18 @@ input, button {{ font: inherit; padding: .5rem .7rem }}
 <button>{enter}</button><p role="alert">{told}</p></form></main></body></html>
 """
 _WORDS: dict[Language, dict[str, str]] = {
-    "en": {"key": "API key", "enter": "Open", "wrong": "This key is not known here."},
-    "zh": {"key": "API 密钥", "enter": "打开", "wrong": "这里不认识此密钥。"},
+    "en": {
+        "key": "API key",
+        "enter": "Open",
+        "wrong": "This key is not known here.",
+        "over": "Your login no longer holds: it has ended, or its key was deleted or changed. Enter a key that holds.",
+    },
+    "zh": {
+        "key": "API 密钥",
+        "enter": "打开",
+        "wrong": "这里不认识此密钥。",
+        "over": "您的登录已失效。请输入有效的密钥。",
+    },
 }
 
 
@@ -52,15 +63,12 @@ class Login:
 
     def who(self, headers: Headers) -> ApiKey | None:
         """The key by which this browser got in, if its cookie is ours and has not ended."""
-        try:
-            value = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return None
-        name, _, rest = value.value.partition(":") if value is not None else ("", "", "")
+        name, _, rest = _cookie_in(headers).partition(":")
         end, _, seal = rest.partition(":")
-        if not hmac.compare_digest(seal.encode(), self._seal(name, end).encode()) or float(end) < self._clock():
+        key = self._keys.named(name)
+        if key is None or not hmac.compare_digest(seal.encode(), self._seal(key, end).encode()):
             return None
-        return self._keys.named(name)
+        return key if float(end) >= self._clock() else None
 
     def form(self, headers: Headers, *, is_wrong: bool = False) -> Response:
         """401, as nothing is shown yet; a browser draws it all the same. Its referrer policy lets it tell its origin,
@@ -69,7 +77,7 @@ class Login:
         own = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
         language = asked_for(headers.get("accept-language", ""))
         words = _WORDS[language]
-        told = words["wrong"] if is_wrong else ""
+        told = words["wrong"] if is_wrong else words["over"] if _cookie_in(headers) else ""
         page = _FORM.format(language=language, key=words["key"], enter=words["enter"], told=told)
         return HTMLResponse(page, 401, own)
 
@@ -87,15 +95,24 @@ class Login:
         end = str(int(self._clock() + _LASTS_S))
         reply.set_cookie(
             COOKIE,
-            f"{key.name}:{end}:{self._seal(key.name, end)}",
+            f"{key.name}:{end}:{self._seal(key, end)}",
             max_age=_LASTS_S,
             secure=is_https,
             httponly=True,
             samesite="strict",
         )
 
-    def _seal(self, name: str, end: str) -> str:
-        return hmac.new(self._secret, f"{name}:{end}".encode(), hashlib.sha256).hexdigest()
+    def _seal(self, key: ApiKey, end: str) -> str:
+        sealed = f"{key.name}:{end}:{key.digest.hex()}:{key.is_admin}"
+        return hmac.new(self._secret, sealed.encode(), hashlib.sha256).hexdigest()
+
+
+def _cookie_in(headers: Headers) -> str:
+    try:
+        value = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if value is None else value.value
 
 
 async def _sent_key(request: Request) -> str:

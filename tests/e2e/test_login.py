@@ -24,16 +24,27 @@ playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
 
 WORDS = "right-key-1"
+LAPTOP = ApiKey("laptop", digest_of(WORDS))
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """API and page as the app has them together, with a key."""
+def ring() -> Keyring:
+    return Keyring([LAPTOP])
+
+
+@pytest.fixture
+def keys(ring: Keyring) -> Keyring:
+    ring.take([LAPTOP])
+    return ring
+
+
+@pytest.fixture(scope="module")
+def server_url(ring: Keyring, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """API and page as the app has them together."""
     folder = tmp_path_factory.mktemp("login")
-    keys = Keyring([ApiKey("laptop", digest_of(WORDS))])
-    house = House(byte_model_folder(folder / "bytes"), Script(token_ids=ids("Hello")), keys=keys)
+    house = House(byte_model_folder(folder / "bytes"), Script(token_ids=ids("Hello")), keys=ring)
     ready = ModelStatus(model_id="fake-model", state="ready", max_model_len=8192)
     service = ScriptedService(piece_s=0.01)
     book = Book(folder / "history.db")
@@ -56,6 +67,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield f"https://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
     server.should_exit = True
     thread.join(30)
+
+
+@pytest.fixture
+def url(server_url: str, keys: Keyring) -> str:
+    return server_url
 
 
 async def _count(text: str) -> int:
@@ -104,6 +120,38 @@ def test_an_open_page_whose_login_has_ended_asks_again(page: Any, url: str) -> N
     page.context.clear_cookies()
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # the reader comes back to the tab
     page.get_by_label("API key").wait_for()
+
+
+def _enter(page: Any, url: str) -> None:
+    page.goto(url)
+    page.get_by_label("API key").fill(WORDS)
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("textbox", name="Message").wait_for()
+
+
+def test_an_open_page_whose_key_was_deleted_is_led_to_the_login_by_itself(page: Any, url: str, keys: Keyring) -> None:
+    _enter(page, url)
+    keys.take([ApiKey("other", digest_of("other-key-1"))])
+    expect(page.get_by_role("alert")).to_contain_text("no longer holds", timeout=PATIENCE_MS)
+    page.get_by_label("API key").fill("other-key-1")
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("textbox", name="Message").wait_for()
+
+
+def test_a_page_that_was_open_before_the_first_key_is_led_to_the_login(page: Any, url: str, keys: Keyring) -> None:
+    keys.take([])
+    page.goto(url)
+    page.get_by_role("textbox", name="Message").wait_for()
+    keys.take([LAPTOP])
+    page.get_by_label("API key").wait_for()
+
+
+def test_a_room_whose_module_is_refused_leads_to_the_login(page: Any, url: str, keys: Keyring) -> None:
+    page.add_init_script("window.WebSocket = class { readyState = 0; }")  # which else would be told first
+    _enter(page, url)
+    keys.take([ApiKey("other", digest_of("other-key-1"))])
+    page.get_by_role("link", name="Monitor").click()
+    expect(page.get_by_role("alert")).to_contain_text("no longer holds", timeout=PATIENCE_MS)
 
 
 def test_the_api_beside_it_takes_the_key_itself(url: str) -> None:

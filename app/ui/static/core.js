@@ -118,7 +118,7 @@ export async function ask(path, { method, body, signal } = {}) {
     if (signal?.aborted) throw error;
     throw new Refused(t("frame.unreachable"), 0);
   }
-  if (reply.status === 401) location.reload(); // the login has ended: its form is there now
+  if (reply.status === 401) return toLogin();
   const told = await reply.json().catch(() => null);
   if (!reply.ok) throw refusal(reply.status, told);
   return told;
@@ -130,9 +130,15 @@ function refusal(status, told) {
   return new Refused(words || t("frame.refused", { status }), status, error.code ?? null);
 }
 
+/** The login has ended, or a key is asked now: the form at this address tells so. What asked hears no more. */
+function toLogin() {
+  location.reload();
+  return new Promise(() => {});
+}
+
 /** A login that has ended shows its form; any other trouble is told where it is met. */
-function checkLogin() {
-  if (!document.hidden) ask("ui/status").catch(() => {});
+export async function checkLogin() {
+  if (!document.hidden) await ask("ui/status").catch(() => {});
 }
 
 document.addEventListener("visibilitychange", checkLogin); // the reader comes back, maybe weeks later
@@ -140,6 +146,7 @@ document.addEventListener("visibilitychange", checkLogin); // the reader comes b
 // -- the socket
 
 const AGAIN_FIRST_MS = 250, AGAIN_MOST_MS = 4000;
+const NO_KEY = 1008; // the socket was closed as its key holds no more, or keys are asked now
 
 /** The tab's socket: opens itself with the first topic, and again and again when it is lost. */
 class Live {
@@ -187,7 +194,7 @@ class Live {
     const socket = this.#socket = new WebSocket(url);
     socket.onopen = () => this.#opened();
     socket.onmessage = (message) => this.#take(JSON.parse(message.data));
-    socket.onclose = () => this.#lost();
+    socket.onclose = ({ code }) => this.#lost(code);
   }
 
   #opened() {
@@ -198,7 +205,8 @@ class Live {
     this.#wasOpen = true;
   }
 
-  #lost() {
+  async #lost(code) {
+    if (code === NO_KEY) await checkLogin(); // does not return where the key no longer holds
     for (const listener of this.#listeners) listener(false);
     setTimeout(() => { checkLogin(); this.#open(); }, this.#pause);
     this.#pause = Math.min(this.#pause * 2, AGAIN_MOST_MS);

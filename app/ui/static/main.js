@@ -2,7 +2,7 @@
 //
 // A room is a module with start(root), called once before it is first shown. It may export opened(rest), called each
 // time it is shown with what follows its name in the address ("#/chat/7" -> "7"), and closed().
-import { el, onRemembered, t, translate } from "./core.js";
+import { checkLogin, el, onRemembered, t, translate } from "./core.js";
 import { start as startModelChoice } from "./model_choice.js";
 import { applyTheme } from "./theme.js";
 import { showRoom } from "./title.js";
@@ -61,6 +61,7 @@ async function open(name) {
     return room;
   } catch (error) {
     console.error(error);
+    await checkLogin(); // its module is not given to who may not read the page: then the login is shown
     rootOf(name).append(el("p", { class: "fs-error", role: "alert", text: t("frame.failed", { message: error.message }) }));
     return null;
   }

@@ -1,6 +1,8 @@
 """The guard: who is let in with which key, how the page gets in, how much a key may ask."""
 
+import asyncio
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -21,7 +23,8 @@ from tests.app.api.house import USER, House
 from tests.fakes import Script, byte_model_folder, ids
 
 WORDS, ADMIN_WORDS = "right-key-1", "admin-key-1"
-KEYS = Keyring([ApiKey("laptop", digest_of(WORDS)), ApiKey("boss", digest_of(ADMIN_WORDS), True)])
+LAPTOP, BOSS = ApiKey("laptop", digest_of(WORDS)), ApiKey("boss", digest_of(ADMIN_WORDS), True)
+KEYS = Keyring([LAPTOP, BOSS])
 BEARER = {"authorization": f"Bearer {WORDS}"}
 
 
@@ -162,6 +165,44 @@ async def test_a_websocket_of_our_own_page_is_let_in_by_its_cookie(origin: str, 
     headers = [(b"host", b"localhost:8000"), (b"origin", origin.encode()), (b"cookie", cookie.encode())]
     await guard({"type": "websocket", "path": "/ui/live", "headers": headers}, receive, send)
     assert reached == (["laptop"] if is_let_in else ["websocket.close"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param([LAPTOP, BOSS], [BOSS], id="its key was deleted"),
+        pytest.param([LAPTOP, BOSS], [replace(LAPTOP, digest=BOSS.digest), BOSS], id="another key has its name now"),
+        pytest.param([replace(LAPTOP, is_admin=True)], [LAPTOP, BOSS], id="its key is no admin's any more"),
+        pytest.param([], [BOSS], id="the first key was made"),
+    ],
+)
+async def test_an_open_socket_ends_soon_when_whom_it_belongs_to_has_changed(
+    before: list[ApiKey], after: list[ApiKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.guard._LOOK_EVERY_S", 0.01)
+    keys, is_open, sent = Keyring(before), asyncio.Event(), asyncio.Queue[Message]()
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        is_open.set()
+        await receive()
+
+    async def receive() -> Message:
+        return await sent.get()
+
+    guard = Guard(page, keys, Limits(), lambda scope: False, lambda error: None)
+    headers = [(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost:8000") as browser:
+        if before:
+            await browser.post("/ui/login", data={"key": WORDS})
+            headers.append((b"cookie", f"{COOKIE}={browser.cookies[COOKIE]}".encode()))
+        serving = asyncio.create_task(guard({"type": "websocket", "path": "/", "headers": headers}, receive, sent.put))
+        await is_open.wait()
+        await asyncio.sleep(0.05)
+        assert not serving.done()
+        keys.take(after)
+        await asyncio.wait_for(serving, 10)
+        told = await browser.get("/")
+        assert told.status_code == 401 and ("no longer holds" in told.text) == bool(before)
 
 
 @pytest.mark.parametrize(
