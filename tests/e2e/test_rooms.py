@@ -431,6 +431,22 @@ def test_every_sentence_of_the_server_is_found_in_the_pages_language(tab: Callab
     assert told == "这里没有模型 `nope`。当前模型是 `small`。GET /v1/models 会列出全部模型。"
 
 
+@pytest.mark.parametrize(
+    ("english", "words"),
+    [
+        ("Nobody knows this. Nor that.", "Nobody knows this. Nor that."),
+        ("Nobody knows this; nor that", "Nobody knows this; nor that"),
+        ("Nobody knows this. Try again.", "Nobody knows this.请重试。"),
+    ],
+)
+def test_sentences_that_no_table_has_stay_as_they_were_with_their_blanks(
+    tab: Callable[..., Tab], english: str, words: str
+) -> None:
+    one = tab("settings", locale="zh-CN")
+    told = "async (text) => (await import('/ui/static/core.js')).localized(text)"
+    assert one.page.evaluate(told, english) == words
+
+
 # Texts with three English words in a row, outside of code and of the log.
 _ENGLISH = """() => {
     const room = document.querySelector("main section:not([hidden])");

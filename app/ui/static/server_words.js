@@ -35,9 +35,9 @@ export function translator(table) {
       }
     }
     for (const { index } of text.matchAll(/(?<=[.!?…]) +/g)) { // a message and its hint
-      yield joined([read(text.slice(0, index)), read(text.slice(index))], "");
+      yield joined([read(text.slice(0, index)), read(text.slice(index))], "", " ");
     }
-    if (text.includes("; ")) yield joined(text.split("; ").map(read), "；");
+    if (text.includes("; ")) yield joined(text.split("; ").map(read), "；", "; ");
   }
   return (text) => read(text).words;
 }
@@ -49,8 +49,13 @@ function* first(found, most) {
   }
 }
 
-function joined(parts, mark) {
-  return { words: parts.map((part) => part.words).join(mark), known: knownOf(parts) };
+const CHINESE = /[\u3000-\u9fff\uff00-\uffef]/;
+
+/** `mark` between two parts of which one is Chinese where they meet, `plain` between those that stayed as they were. */
+function joined(parts, mark, plain) {
+  const words = parts.map((part) => part.words).reduce((told, next) => (
+    told + (CHINESE.test(told.slice(-1) + next.slice(0, 1)) ? mark : plain) + next));
+  return { words, known: knownOf(parts) };
 }
 
 function knownOf(parts) {
