@@ -66,11 +66,11 @@ class ModelShelf:
     def _catalog(self) -> Catalog:
         """Read again where the user's file has changed; with mistakes in it the last good one stays."""
         if (now := _stamp(self._own_file)) != self._seen:
-            self._seen = now
             try:
                 self._last = self._read_catalog()
             except AppError as error:
                 _log.warning("%s", error.text)
+            self._seen = now  # at last: until it is read, every thread that asks reads for itself
         return self._last
 
     def add(self, name: str, entry_id: str | None = None) -> CatalogEntry:

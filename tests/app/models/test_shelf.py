@@ -1,13 +1,14 @@
 """The shelf: each kind of entry comes to lie in its folder by its own way."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from app import settings
 from app.errors import AppError
-from app.models.catalog import CatalogEntry
+from app.models.catalog import Catalog, CatalogEntry
 from app.models.hub.manifest import Manifest, write_manifest
 from app.models.hub.repository import RemoteFile
 from app.models.library import Library
@@ -78,6 +79,29 @@ def test_a_damaged_folder_of_the_user_is_told_and_left_alone(shelf: ModelShelf, 
         shelf.ensure(CatalogEntry(id="own", folder=tmp_path / "own"), silent)
     assert refused.value.code == "bad_checkpoint"
     assert (tmp_path / "own" / "config.json").exists()
+
+
+def test_what_was_added_is_known_at_once_also_while_another_thread_reads_it(
+    tmp_path: Path, shelf: ModelShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, is_reading, may_go_on = shelf._read_catalog, threading.Event(), threading.Event()
+
+    def slowly() -> Catalog:
+        if threading.current_thread() is not threading.main_thread():
+            is_reading.set()
+            may_go_on.wait(10)
+        return read()
+
+    monkeypatch.setattr(shelf, "_read_catalog", slowly)
+    (tmp_path / "models.yaml").write_text(f"mine: {{folder: {tmp_path}}}\n")
+    other = threading.Thread(target=shelf.entries)
+    other.start()
+    assert is_reading.wait(10)
+    try:
+        assert shelf.find("mine") is not None
+    finally:
+        may_go_on.set()
+        other.join()
 
 
 def test_the_users_models_yaml_lies_in_the_home_folder(tmp_path: Path) -> None:
