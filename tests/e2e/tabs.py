@@ -132,12 +132,29 @@ class Tab:
     def stop(self) -> Any:
         return self.page.get_by_role("button", name="Stop", exact=True)
 
+    def cost_of_an_update(self, num_drawn: str, seconds: float) -> float:
+        """Milliseconds of CPU of the tab's main thread, whatever else runs on this machine, in so many seconds.
+
+        num_drawn  what tells in the page how many updates there were
+        """
+        session = self.page.context.new_cdp_session(self.page)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        before, num_before = _busy_s(session), self.page.evaluate(num_drawn)
+        time.sleep(seconds)
+        busy_s, num_updates = _busy_s(session) - before, self.page.evaluate(num_drawn) - num_before
+        return 1000 * busy_s / max(num_updates, 1)
+
     def shown(self) -> str:
         return str(self.page.locator("#fs-pane").inner_text())
 
     def shoot(self, name: str) -> None:
         ARTIFACTS.mkdir(exist_ok=True)
         self.page.screenshot(path=ARTIFACTS / f"{name}.png")
+
+
+def _busy_s(session: Any) -> float:
+    metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["TaskDuration"])
 
 
 def axe_findings(page: Any) -> list[str]:

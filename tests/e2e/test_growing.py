@@ -230,8 +230,6 @@ def test_an_update_costs_the_same_in_a_long_answer(tab: Tab, repeater: Repeater,
 def _cost_of_an_update(tab: Tab) -> float:
     tab.page.goto("about:blank")
     tab.page.goto(tab.house.url)
-    session = tab.page.context.new_cdp_session(tab.page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
     tab.send("go")
     expect(tab.writing).to_have_count(1)
     time.sleep(2)  # the first part is drawn, the fonts of its formulas are here
@@ -240,14 +238,7 @@ def _cost_of_an_update(tab: Tab) -> float:
         new MutationObserver(() => { window.numDrawn += 1; }).observe(
             document.querySelector(".fs-answer .fs-text"), { subtree: true, childList: true, characterData: true });
     }""")
-    before, num_before = _busy_s(session), tab.page.evaluate("numDrawn")
-    time.sleep(2)
-    busy_s, num_updates = _busy_s(session) - before, tab.page.evaluate("numDrawn") - num_before
+    cost = tab.cost_of_an_update("numDrawn", seconds=2)
     tab.stop.click()
     expect(tab.writing).to_have_count(0)
-    return 1000 * busy_s / max(num_updates, 1)
-
-
-def _busy_s(session: Any) -> float:
-    metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
-    return float(metrics["TaskDuration"])
+    return cost

@@ -156,23 +156,13 @@ def _cost_below(num_messages: int, tab: Tab, house: House) -> float:
 
 
 def _cost_of_an_update(tab: Tab) -> float:
-    """Milliseconds of CPU of the tab's main thread."""
-    session = tab.page.context.new_cdp_session(tab.page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # CPU, whatever else runs on this machine
     tab.page.evaluate(_WATCH)
     tab.send("count: 4000 every 0.01 as n")
     expect(tab.writing).to_contain_text("n100 ")
-    before, num_before = _busy_s(session), tab.page.evaluate("drawn.length")
-    time.sleep(5)
-    busy_s, num_updates = _busy_s(session) - before, tab.page.evaluate("drawn.length") - num_before
+    cost = tab.cost_of_an_update("drawn.length", seconds=5)
     tab.stop.click()
     expect(tab.writing).to_have_count(0)
-    return 1000 * busy_s / max(num_updates, 1)
-
-
-def _busy_s(session: Any) -> float:
-    metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
-    return float(metrics["TaskDuration"])
+    return cost
 
 
 # Notes when the first message stands in the page: milliseconds since the page was asked for.
